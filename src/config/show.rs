@@ -1,0 +1,3 @@
+//! (being written)
+/// (being written)
+pub fn show() {}

@@ -1,0 +1,47 @@
+//! waitgate: a virtual waiting-room edge gateway.
+//!
+//! Twenty thousand people want a hundred phones, so the product is a cheap, honest "no" and a careful "yes".
+//!
+//! # The life of a request
+//!
+//! accept → identify → limit → find the room → sold out? → admission? → claim | forward | join and wait.
+//! [`gateway`] reads like that line. Everything before the last step runs in this process's own memory.
+//!
+//! # Words
+//!
+//! *visitor* (whoever asks), *room* (one waiting room, guarding one sale), *ticket* (signed proof of a place in line), *place* (the number
+//! handed out on joining; lower goes first; never changes), *position* (how many live visitors are ahead), *frontier* (the highest place
+//! called so far), *called* (let in, has not come yet), *admission* (the JWT that proves somebody was let in), *session* (an admitted visitor
+//! being active), *no-show* (called, never came), *claim* (asking for units), *reservation* (units held until paid), *sold out* (sold, nothing
+//! can return), *all held* (may return), *upstream*, *operator*.
+//!
+//! # The rule of direction
+//!
+//! The modules below are in dependency order: a module may use only those listed above it. A test reads the source and holds it true.
+
+// Foundations.
+pub mod body;
+pub mod clock;
+pub mod config;
+pub mod fault;
+pub mod store;
+pub mod telemetry;
+// The steps, in the order a request meets them.
+pub mod claim;
+pub mod limit;
+pub mod queue;
+pub mod response;
+pub mod room;
+pub mod token;
+pub mod upstream;
+pub mod visitor;
+pub mod waiting;
+// What puts them together.
+pub mod admission;
+pub mod cli;
+pub mod crowd;
+pub mod demo;
+pub mod gateway;
+pub mod ops;
+pub mod server;
+pub mod shop;

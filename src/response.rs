@@ -1,0 +1,3 @@
+//! The gateway's own answers: pages and problems, HTML or JSON.
+
+pub mod view;

@@ -1,0 +1,7 @@
+//! The store (being written).
+
+pub mod scripts;
+
+/// (being written)
+#[derive(Clone, Debug)]
+pub struct RoomStore;
