@@ -1,1 +1,279 @@
-//! (being written)
+//! Who is over the limit, and for how long.
+//!
+//! governor does the arithmetic (GCRA); the store below bounds how many keys are remembered. Beyond the bound newcomers share one bucket:
+//! a flood of addresses costs no memory, and those already known keep their own.
+
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use ahash::RandomState;
+use dashmap::DashMap;
+use governor::clock::{Clock as _, DefaultClock};
+use governor::nanos::Nanos;
+use governor::state::StateStore;
+use governor::state::keyed::ShrinkableKeyedStateStore;
+use governor::{Quota, RateLimiter};
+
+use crate::config;
+
+/// Over a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    /// When the next request will be let through.
+    pub retry_after: Duration,
+}
+
+impl Over {
+    /// `Retry-After`: whole seconds, rounded up, never 0.
+    #[must_use]
+    pub fn retry_after_s(self) -> u64 {
+        self.retry_after.as_secs() + u64::from(self.retry_after.subsec_nanos() > 0).max(u64::from(self.retry_after.is_zero()))
+    }
+}
+
+/// The limits of this gateway.
+#[derive(Debug)]
+pub struct Limits {
+    address: Bucket<IpAddr>,
+    visitor: Bucket<u64>,
+    waiting: Bucket<IpAddr>,
+    forgery: Bucket<IpAddr>,
+    hasher: RandomState,
+}
+
+impl Limits {
+    /// Buckets as the settings say, all full.
+    #[must_use]
+    pub fn new(settings: &config::Limits) -> Self {
+        Self {
+            address: Bucket::new(settings.address, settings.max_keys),
+            visitor: Bucket::new(settings.visitor, settings.max_keys),
+            waiting: Bucket::new(settings.waiting, settings.max_keys),
+            forgery: Bucket::new(settings.forgery, settings.max_keys),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Any request, by address.
+    ///
+    /// # Errors
+    /// The address is over its limit.
+    pub fn address(&self, network: IpAddr) -> Result<(), Over> {
+        self.address.check(&network)
+    }
+
+    /// A request of a known visitor of a room, by ticket or user.
+    ///
+    /// # Errors
+    /// The visitor is over its limit.
+    pub fn visitor(&self, room: &str, visitor: &str) -> Result<(), Over> {
+        self.visitor.check(&self.hasher.hash_one((room, visitor)))
+    }
+
+    /// The waiting page's own calls, by address: their own budget, so that a waiter never locks himself out.
+    ///
+    /// # Errors
+    /// The address is over its limit.
+    pub fn waiting(&self, network: IpAddr) -> Result<(), Over> {
+        self.waiting.check(&network)
+    }
+
+    /// Counts a bad signature, or says that there were too many of them already.
+    ///
+    /// # Errors
+    /// The address sent too many.
+    pub fn forgery(&self, network: IpAddr) -> Result<(), Over> {
+        self.forgery.check(&network)
+    }
+
+    /// Forgets keys whose buckets are full again. To be called now and then, off the request path.
+    pub fn prune(&self) {
+        self.address.prune();
+        self.visitor.prune();
+        self.waiting.prune();
+        self.forgery.prune();
+    }
+
+    /// Keys remembered now.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.address.len() + self.visitor.len() + self.waiting.len() + self.forgery.len()
+    }
+}
+
+/// One limit: a bucket per key, a bounded number of keys.
+#[derive(Debug)]
+struct Bucket<K: Hash + Eq + Clone> {
+    limiter: RateLimiter<K, Capped<K>, DefaultClock>,
+    clock: DefaultClock,
+}
+
+impl<K: Hash + Eq + Clone> Bucket<K> {
+    fn new(settings: config::Quota, max_keys: usize) -> Self {
+        let clock = DefaultClock::default();
+        Self {
+            limiter: RateLimiter::new(quota(settings), Capped::new(max_keys), clock.clone()),
+            clock,
+        }
+    }
+
+    fn check(&self, key: &K) -> Result<(), Over> {
+        self.limiter.check_key(key).map_err(|not_until| Over {
+            retry_after: not_until.wait_time_from(self.clock.now()),
+        })
+    }
+
+    fn prune(&self) {
+        self.limiter.retain_recent();
+        self.limiter.shrink_to_fit();
+    }
+
+    fn len(&self) -> usize {
+        self.limiter.len()
+    }
+}
+
+fn quota(settings: config::Quota) -> Quota {
+    let burst = NonZeroU32::new(settings.burst).unwrap_or(NonZeroU32::MIN);
+    let nanos_per_request = 1_000_000_000_000_u64 / settings.rate.milli().max(1);
+    Quota::with_period(Duration::from_nanos(nanos_per_request.max(1)))
+        .unwrap_or(Quota::per_second(NonZeroU32::MIN))
+        .allow_burst(burst)
+}
+
+/// governor's state, bounded.
+#[derive(Debug)]
+struct Capped<K: Hash + Eq> {
+    cells: DashMap<K, AtomicU64, RandomState>,
+    count: AtomicUsize,
+    max: usize,
+    overflow: AtomicU64,
+}
+
+impl<K: Hash + Eq> Capped<K> {
+    fn new(max: usize) -> Self {
+        Self {
+            cells: DashMap::with_hasher(RandomState::new()),
+            count: AtomicUsize::new(0),
+            max,
+            overflow: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Measures one cell; 0 means "never used".
+fn measure<T, F, E>(cell: &AtomicU64, decide: F) -> Result<T, E>
+where
+    F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
+{
+    let mut before = cell.load(Relaxed);
+    loop {
+        let (outcome, after) = decide((before != 0).then(|| Nanos::from(before)))?;
+        match cell.compare_exchange_weak(before, u64::from(after).max(1), Relaxed, Relaxed) {
+            Ok(_) => return Ok(outcome),
+            Err(seen) => before = seen,
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone> StateStore for Capped<K> {
+    type Key = K;
+
+    fn measure_and_replace<T, F, E>(&self, key: &K, decide: F) -> Result<T, E>
+    where
+        F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
+    {
+        if let Some(cell) = self.cells.get(key) {
+            return measure(&cell, decide);
+        }
+        if self.count.load(Relaxed) >= self.max {
+            return measure(&self.overflow, decide);
+        }
+        let cell = self.cells.entry(key.clone()).or_insert_with(|| {
+            self.count.fetch_add(1, Relaxed);
+            AtomicU64::new(0)
+        });
+        measure(&cell, decide)
+    }
+}
+
+impl<K: Hash + Eq + Clone> ShrinkableKeyedStateStore<K> for Capped<K> {
+    fn retain_recent(&self, drop_below: Nanos) {
+        let keep_from = u64::from(drop_below);
+        self.cells.retain(|_, cell| {
+            let keep = cell.load(Relaxed) >= keep_from;
+            if !keep {
+                self.count.fetch_sub(1, Relaxed);
+            }
+            keep
+        });
+    }
+
+    fn shrink_to_fit(&self) {
+        self.cells.shrink_to_fit();
+    }
+
+    fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Rate;
+
+    fn bucket(per_second: u64, burst: u32, max_keys: usize) -> Bucket<u64> {
+        let rate = Rate::from_milli(per_second * 1000);
+        Bucket::new(config::Quota { rate, burst }, max_keys)
+    }
+
+    #[test]
+    fn a_burst_passes_and_the_next_one_is_told_when() {
+        let bucket = bucket(1, 3, 10);
+        assert!((0..3).all(|_| bucket.check(&7).is_ok()));
+        let over = bucket.check(&7).unwrap_err();
+        assert_eq!(over.retry_after_s(), 1);
+        assert!(bucket.check(&8).is_ok(), "another key has a bucket of its own");
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_and_never_zero() {
+        let after = |ms| Over { retry_after: Duration::from_millis(ms) }.retry_after_s();
+        assert_eq!([after(0), after(1), after(1000), after(1001)], [1, 1, 1, 2]);
+    }
+
+    /// CASE 77: keys are bounded; beyond the bound newcomers share a bucket, and whoever was throttled stays so.
+    #[test]
+    fn keys_are_bounded_and_those_known_keep_their_own() {
+        let bucket = bucket(1, 1, 1000);
+        assert!(bucket.check(&0).is_ok());
+        let passed = (1..200_000_u64).filter(|key| bucket.check(key).is_ok()).count();
+        assert_eq!(bucket.len(), 1000);
+        assert!(passed <= 1000 + 5, "the shared bucket let {} newcomers through", passed - 999);
+        assert!(bucket.check(&0).is_err());
+        bucket.prune();
+        assert!(bucket.check(&0).is_err(), "pruning must not pardon anybody");
+    }
+
+    #[test]
+    fn full_buckets_are_forgotten() {
+        let bucket = bucket(1_000_000, 1, 1000);
+        for key in 0..500 {
+            assert!(bucket.check(&key).is_ok());
+        }
+        let deadline = crate::clock::Clock::instant() + Duration::from_secs(5);
+        while bucket.len() > 0 && crate::clock::Clock::instant() < deadline {
+            bucket.prune();
+        }
+        assert_eq!(bucket.len(), 0);
+        assert_eq!(bucket.limiter.len(), 0);
+    }
+}

@@ -1,1 +1,198 @@
-//! (being written)
+//! Who asks: the address behind trusted proxies, the cookies of ours, the user of the shop's own login.
+//!
+//! Nothing here decides anything. An address that cannot be read is the peer's address: "no key" must never mean "no limit".
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use http::HeaderMap;
+use http::header::{COOKIE, FORWARDED, HeaderName};
+use ipnet::IpNet;
+
+use crate::config;
+
+/// `X-Forwarded-For`, as the field's proxies write it.
+pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// `X-Forwarded-Proto`.
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// Forwarding hops that are read at most; a longer list is cut at its far end.
+const MAX_HOPS: usize = 32;
+/// Cookies of one name that are tried at most.
+const MAX_SAME_COOKIES: usize = 4;
+
+/// Where a request comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The visitor's address; an IPv4-mapped IPv6 address is IPv4.
+    pub ip: IpAddr,
+    /// What limits count by: the v4 address, or the v6 network.
+    pub network: IpAddr,
+    /// The peer is a proxy of ours: what it says of the client is believed.
+    pub trusted_peer: bool,
+    /// The client spoke TLS to the proxy in front of us.
+    pub https: bool,
+}
+
+impl Address {
+    /// Finds the address of a request that `peer` sent.
+    #[must_use]
+    pub fn find(settings: &config::Client, peer: SocketAddr, headers: &HeaderMap) -> Self {
+        let peer = peer.ip().to_canonical();
+        let trusted_peer = trusts(&settings.trusted_proxies, peer);
+        let ip = if trusted_peer { behind_proxies(settings, peer, headers) } else { peer };
+        let https = trusted_peer
+            && headers
+                .get_all(X_FORWARDED_PROTO)
+                .iter()
+                .next_back()
+                .and_then(|value| value.to_str().ok())
+                .and_then(|value| value.rsplit(',').next())
+                .is_some_and(|value| value.trim().eq_ignore_ascii_case("https"));
+        Self {
+            ip,
+            network: network(ip, settings.ipv6_prefix),
+            trusted_peer,
+            https,
+        }
+    }
+}
+
+/// The v4 address itself, or the network of `prefix` bits that a v6 address is in.
+#[must_use]
+pub fn network(ip: IpAddr, prefix: u8) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from(u128::from(v6) & mask))
+        }
+    }
+}
+
+fn trusts(proxies: &[IpNet], ip: IpAddr) -> bool {
+    proxies.iter().any(|net| net.contains(&ip))
+}
+
+/// The right-most entry that is not a proxy of ours. An entry that cannot be read ends the walk at the last address that could.
+fn behind_proxies(settings: &config::Client, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let (name, read): (_, fn(&str) -> Option<IpAddr>) = match settings.forwarded_header {
+        config::ForwardedHeader::XForwardedFor => (X_FORWARDED_FOR, read_address),
+        config::ForwardedHeader::Forwarded => (FORWARDED, read_forwarded),
+    };
+    let mut last = peer;
+    let lines = headers.get_all(name);
+    let entries = lines.iter().rev().flat_map(|line| line.to_str().unwrap_or("?").rsplit(','));
+    for entry in entries.take(MAX_HOPS) {
+        let Some(ip) = read(entry.trim()) else { return last };
+        last = ip;
+        if !trusts(&settings.trusted_proxies, ip) {
+            break;
+        }
+    }
+    last
+}
+
+/// An address as proxies write it: `1.2.3.4`, `1.2.3.4:80`, `2001:db8::1`, `[2001:db8::1]:80`, with or without a zone.
+fn read_address(text: &str) -> Option<IpAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Some(ip.to_canonical());
+    }
+    if let Ok(socket) = text.parse::<SocketAddr>() {
+        return Some(socket.ip().to_canonical());
+    }
+    let bare = text.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(text, |(inner, _)| inner);
+    let bare = bare.split_once('%').map_or(bare, |(address, _zone)| address);
+    bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
+}
+
+/// The `for` of one `Forwarded` element. `unknown` and `_hidden` names are no addresses.
+fn read_forwarded(element: &str) -> Option<IpAddr> {
+    let pair = element.split(';').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("for").then_some(value.trim())
+    })?;
+    read_address(pair.trim_matches('"'))
+}
+
+/// The values of all cookies of this name, first come first, a few at most: a stale one of another path must not hide a good one.
+pub fn cookies<'h>(headers: &'h HeaderMap, name: &'h str) -> impl Iterator<Item = &'h str> {
+    headers
+        .get_all(COOKIE)
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(';'))
+        .filter_map(move |pair| {
+            let (found, value) = pair.trim().split_once('=')?;
+            (found == name).then_some(value.trim_matches('"'))
+        })
+        .take(MAX_SAME_COOKIES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(trusted: &[&str], header: config::ForwardedHeader) -> config::Client {
+        config::Client {
+            trusted_proxies: trusted.iter().map(|net| net.parse().unwrap()).collect(),
+            forwarded_header: header,
+            ipv6_prefix: 64,
+        }
+    }
+
+    fn found(settings: &config::Client, peer: &str, lines: &[(&'static str, &str)]) -> String {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, value.parse().unwrap());
+        }
+        let address = Address::find(settings, SocketAddr::new(peer.parse().unwrap(), 1), &headers);
+        address.network.to_string()
+    }
+
+    /// CASE 74: whoever is not trusted cannot choose its address, and a trusted proxy's right-most foreign entry counts.
+    #[test]
+    fn the_right_most_untrusted_entry_is_the_client() {
+        let none = settings(&[], config::ForwardedHeader::XForwardedFor);
+        let one = settings(&["10.0.0.0/8"], config::ForwardedHeader::XForwardedFor);
+        let xff = "x-forwarded-for";
+        assert_eq!(found(&none, "9.9.9.9", &[(xff, "1.1.1.1")]), "9.9.9.9");
+        assert_eq!(found(&one, "9.9.9.9", &[(xff, "1.1.1.1")]), "9.9.9.9");
+        assert_eq!(found(&one, "10.0.0.1", &[(xff, "6.6.6.6, 1.1.1.1")]), "1.1.1.1");
+        assert_eq!(found(&one, "10.0.0.1", &[(xff, "6.6.6.6, 1.1.1.1, 10.0.0.2")]), "1.1.1.1");
+        assert_eq!(found(&one, "10.0.0.1", &[(xff, "6.6.6.6"), (xff, "1.1.1.1")]), "1.1.1.1");
+        assert_eq!(found(&one, "10.0.0.1", &[(xff, "1.1.1.1, rubbish")]), "10.0.0.1");
+        assert_eq!(found(&one, "10.0.0.1", &[(xff, "1.1.1.1, rubbish, 10.0.0.7")]), "10.0.0.7");
+        assert_eq!(found(&one, "10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(found(&one, "10.0.0.1", &[("x-real-ip", "1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")]), "10.0.0.1");
+        assert_eq!(found(&one, "::ffff:10.0.0.1", &[(xff, "[2001:db8::1]:443")]), "2001:db8::");
+    }
+
+    #[test]
+    fn forwarded_is_read_when_it_is_the_chosen_header() {
+        let one = settings(&["10.0.0.0/8"], config::ForwardedHeader::Forwarded);
+        let name = "forwarded";
+        assert_eq!(found(&one, "10.0.0.1", &[(name, "for=6.6.6.6, For=\"[2001:db8:1:2:3::1]:80\";proto=https")]), "2001:db8:1:2::");
+        assert_eq!(found(&one, "10.0.0.1", &[(name, "for=unknown")]), "10.0.0.1");
+        assert_eq!(found(&one, "10.0.0.1", &[(name, "for=_hidden")]), "10.0.0.1");
+    }
+
+    /// CASE 79: one network, one key.
+    #[test]
+    fn a_v6_network_is_one_visitor_and_mapped_v4_is_v4() {
+        let none = settings(&[], config::ForwardedHeader::XForwardedFor);
+        assert_eq!(found(&none, "2001:db8:1:2:aaaa::1", &[]), found(&none, "2001:db8:1:2:bbbb::9", &[]));
+        assert_ne!(found(&none, "2001:db8:1:2::1", &[]), found(&none, "2001:db8:1:3::1", &[]));
+        assert_eq!(found(&none, "::ffff:1.2.3.4", &[]), "1.2.3.4");
+        assert_eq!(network("2001:db8::1".parse().unwrap(), 0).to_string(), "::");
+        assert_eq!(network("2001:db8::1".parse().unwrap(), 128).to_string(), "2001:db8::1");
+    }
+
+    /// CASE 25: two cookies of one name, both are seen, in order.
+    #[test]
+    fn all_cookies_of_a_name_are_seen() {
+        let mut headers = HeaderMap::new();
+        headers.append(COOKIE, "a=1; q=old; b=2".parse().unwrap());
+        headers.append(COOKIE, "q=new; qq=other; broken".parse().unwrap());
+        assert_eq!(cookies(&headers, "q").collect::<Vec<_>>(), ["old", "new"]);
+        assert_eq!(cookies(&headers, "none").count(), 0);
+    }
+}

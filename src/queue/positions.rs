@@ -1,0 +1,154 @@
+//! Place → position, for everybody, from one number per block of 1,024 places.
+//!
+//! A place never changes and the line is served in order, so a visitor's position is the number of live tickets with a lower place. The store
+//! keeps a count per block; a gateway reads the counts at most once a second and works out every local visitor's position itself: exact in the
+//! first block, an upper bound within the visitor's own block further back, and exact again for whoever joined since. Every part of the sum can
+//! only shrink while a ticket waits, so the number shown never gets worse.
+
+use crate::store::scripts::{Epoch, Measured, Place};
+
+/// Places per block, as the scripts count them.
+pub const BLOCK: u64 = 1024;
+
+/// What positions are worked out from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Positions {
+    epoch: Epoch,
+    frontier: Place,
+    last: Place,
+    first: Vec<Place>,
+    /// Block, live tickets in the blocks before it, live tickets in it.
+    blocks: Vec<(u64, u64, u64)>,
+    total: u64,
+}
+
+impl Positions {
+    /// From what the store counted.
+    #[must_use]
+    pub fn new(measured: Measured) -> Self {
+        let mut total = 0;
+        let blocks = measured
+            .blocks
+            .iter()
+            .map(|&(block, count)| {
+                let before = total;
+                total += count;
+                (block, before, count)
+            })
+            .collect();
+        Self {
+            epoch: measured.epoch,
+            frontier: measured.frontier,
+            last: measured.last,
+            first: measured.first,
+            blocks,
+            total,
+        }
+    }
+
+    /// The epoch these positions are of.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// How many live tickets are ahead of this place.
+    #[must_use]
+    pub fn ahead(&self, place: Place) -> u64 {
+        if place <= self.frontier {
+            return 0;
+        }
+        if place > self.last {
+            // Joined since the count: everybody in between is taken to be there still.
+            return self.total + (place - self.last - 1);
+        }
+        let block = place / BLOCK;
+        let index = self.blocks.partition_point(|&(known, ..)| known < block);
+        match self.blocks.get(index) {
+            Some(&(known, before, count)) if known == block => before + self.within(index, place, count),
+            Some(&(_, before, _)) => before,
+            None => self.total,
+        }
+    }
+
+    fn within(&self, index: usize, place: Place, count: u64) -> u64 {
+        if index == 0 && !self.first.is_empty() {
+            return self.first.partition_point(|&other| other < place) as u64;
+        }
+        let begins = (place / BLOCK * BLOCK).max(self.frontier + 1);
+        (place - begins).min(count.saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn measured(frontier: Place, last: Place, live: &BTreeSet<Place>) -> Measured {
+        let beyond: Vec<Place> = live.range(frontier + 1..).copied().collect();
+        let mut blocks: Vec<(u64, u64)> = Vec::new();
+        for place in &beyond {
+            match blocks.last_mut() {
+                Some((block, count)) if *block == place / BLOCK => *count += 1,
+                _ => blocks.push((place / BLOCK, 1)),
+            }
+        }
+        let first = beyond.iter().copied().take_while(|place| place / BLOCK == blocks[0].0).collect();
+        Measured {
+            epoch: 1,
+            frontier,
+            last,
+            blocks,
+            first,
+        }
+    }
+
+    #[test]
+    fn exact_in_the_first_block_and_for_newcomers() {
+        let live: BTreeSet<Place> = [1000, 1003, 1010, 1030, 1031].into();
+        let positions = Positions::new(measured(999, 1031, &live));
+        assert_eq!([1000, 1003, 1010].map(|place| positions.ahead(place)), [0, 1, 2]);
+        assert_eq!(positions.ahead(1031), 4);
+        assert_eq!(positions.ahead(1032), 5, "joined since: all five are ahead");
+        assert_eq!(positions.ahead(1034), 7, "and so are the two who came in between");
+        assert_eq!(positions.ahead(999), 0);
+    }
+
+    proptest! {
+        /// However people leave, are called and join: never under the truth, exact in the first block, never worse than before.
+        #[test]
+        fn a_position_never_gets_worse(
+            start in 1_u64..5000,
+            people in 1_u64..6000,
+            steps in prop::collection::vec((0_u64..8000, 0_u64..700, 0_u64..900), 1..12),
+            watched in 0_u64..6000,
+        ) {
+            let mut live: BTreeSet<Place> = (start + 1..=start + people).collect();
+            let (mut frontier, mut last) = (start, start + people);
+            let mine = start + 1 + watched % people;
+            let mut shown = Positions::new(measured(frontier, last, &live)).ahead(mine);
+            for (leaver, called, joining) in steps {
+                for leaving in (start + leaver % people..).step_by(7).take(40) {
+                    if leaving != mine { live.remove(&leaving); }
+                }
+                let popped: Vec<Place> = live.iter().copied().filter(|&place| place < mine).take(usize::try_from(called).unwrap()).collect();
+                for place in popped { live.remove(&place); frontier = frontier.max(place); }
+                // The gateway's count is a moment old: people joined since.
+                let positions = Positions::new(measured(frontier, last, &live));
+                live.extend(last + 1..=last + joining);
+                last += joining;
+                let truth = live.range(frontier + 1..mine).count() as u64;
+                let ahead = positions.ahead(mine);
+                prop_assert!(ahead >= truth && ahead <= shown, "truth {}, said {}, before {}", truth, ahead, shown);
+                if mine / BLOCK == live.range(frontier + 1..).next().unwrap() / BLOCK {
+                    prop_assert_eq!(ahead, truth);
+                }
+                let newcomer = Positions::new(measured(frontier, last - joining, &live.range(..=last - joining).copied().collect())).ahead(last);
+                prop_assert!(newcomer >= live.range(frontier + 1..last).count() as u64);
+                shown = ahead;
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What tokens are held to.
+
+use std::time::Duration;
+
+use super::*;
+use crate::clock::Clock;
+
+const NOW: UnixMs = 1_800_000_000_000;
+
+fn settings(folder: &tempfile::TempDir) -> config::Tokens {
+    config::Tokens {
+        key_file: folder.path().join("keys.json"),
+        ticket_ttl: Duration::from_secs(3600),
+        issuer: "waitgate".to_owned(),
+    }
+}
+
+fn tokens() -> (tempfile::TempDir, Tokens) {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = Tokens::new(&settings(&folder), NOW).unwrap();
+    (folder, tokens)
+}
+
+fn ticket() -> Ticket {
+    Ticket {
+        id: keys::random_id(),
+        epoch: 7,
+        place: 99_999_999_999_999,
+        arrived_ms: NOW,
+    }
+}
+
+fn room(id: &str) -> config::Room {
+    let text = format!("[rooms.{id}]\npaths = [\"/sale\"]\nupstream = \"http://127.0.0.1:1\"\non_store_loss = \"hold\"\n");
+    let config = config::parse(&text, std::path::Path::new("waitgate.toml")).unwrap();
+    config.rooms[0].clone()
+}
+
+fn admission(until_ms: UnixMs) -> Admission {
+    Admission {
+        ticket: keys::random_id(),
+        user: "u1".to_owned(),
+        epoch: 7,
+        until_ms,
+    }
+}
+
+#[test]
+fn a_ticket_comes_back_as_it_was_and_is_short() {
+    let (_folder, tokens) = tokens();
+    let ticket = ticket();
+    let signed = tokens.sign_ticket(&"r".repeat(32), &ticket, NOW).unwrap();
+    assert!(signed.len() <= 320, "{} bytes", signed.len());
+    assert_eq!(tokens.verify_ticket(&"r".repeat(32), &signed, NOW), Verified::Good(ticket));
+    assert_eq!(tokens.verify_ticket("42", &signed, NOW), Verified::Forged, "a ticket of another room");
+    assert_eq!(tokens.verify_ticket(&"r".repeat(32), &signed, NOW + 3_600_000), Verified::Expired);
+}
+
+/// CASE 85: no leeway. CASE 26: cookies stay under 512 bytes.
+#[test]
+fn an_admission_ends_when_it_says() {
+    let (_folder, tokens) = tokens();
+    let room = room("42");
+    let signed = tokens.sign_admission(&room, &admission(NOW + 60_000), NOW).unwrap();
+    assert!(signed.len() <= 480, "{} bytes", signed.len());
+    assert!(matches!(tokens.verify_admission("42", &signed, NOW), Verified::Good(_)));
+    assert!(matches!(tokens.verify_admission("42", &signed, NOW + 59_999), Verified::Good(_)));
+    assert_eq!(tokens.verify_admission("42", &signed, NOW + 60_000), Verified::Expired);
+    assert_eq!(tokens.verify_admission("43", &signed, NOW), Verified::Forged, "remembered for one room, not for another");
+}
+
+#[test]
+fn the_same_admission_is_the_same_token() {
+    let (_folder, tokens) = tokens();
+    let (room, admission) = (room("42"), admission(NOW + 60_000));
+    let sign = |at| tokens.sign_admission(&room, &admission, at).unwrap();
+    assert_eq!(sign(NOW), sign(NOW + 30_000));
+}
+
+/// CASES 8 and 86: whatever is not exactly ours is "not admitted", and nothing panics.
+#[test]
+fn whatever_is_malformed_is_not_admitted() {
+    let (_folder, tokens) = tokens();
+    let (room, ticket) = (room("42"), ticket());
+    let good = tokens.sign_admission(&room, &admission(NOW + 60_000), NOW).unwrap();
+    let ticket = tokens.sign_ticket("42", &ticket, NOW).unwrap();
+    let ring = tokens.ring.load();
+    let key = ring.signer(NOW);
+    let claims = |change: fn(&mut serde_json::Value)| {
+        let mut claims = serde_json::json!({"iss": "waitgate", "aud": "42", "sub": "u1", "jti": keys::random_id(), "iat": NOW / 1000,
+            "exp": NOW / 1000 + 60, "room": "42", "epoch": 7});
+        change(&mut claims);
+        jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding).unwrap()
+    };
+    assert!(matches!(tokens.verify_admission("42", &claims(|_| {}), NOW), Verified::Good(_)));
+    assert!(matches!(tokens.verify_admission("42", &claims(|c| c["aud"] = serde_json::json!(["x", "42"])), NOW), Verified::Forged | Verified::Good(_)));
+    let mut bad = vec![
+        claims(|c| c["aud"] = "43".into()),
+        claims(|c| c["room"] = "43".into()),
+        claims(|c| c["exp"] = "never".into()),
+        claims(|c| c["exp"] = 1e300.into()),
+        claims(|c| c["iss"] = "other".into()),
+        claims(|c| c["sub"] = "".into()),
+        ticket.clone(),
+        String::new(),
+        "a.b".to_owned(),
+        "a.b.c".to_owned(),
+        "\0".to_owned(),
+        "x".repeat(1 << 20),
+        good[..good.len() - 2].to_owned(),
+        good.replacen('.', "..", 1),
+        jsonwebtoken::encode(&header(Algorithm::HS256, &key.kid), &serde_json::json!({"aud": "42"}), &key.ticket_encoding).unwrap(),
+    ];
+    for name in ["aud", "exp", "sub", "iss", "room", "epoch", "jti"] {
+        let mut claims = serde_json::json!({"iss": "waitgate", "aud": "42", "sub": "u1", "jti": keys::random_id(), "iat": NOW / 1000,
+            "exp": NOW / 1000 + 60, "room": "42", "epoch": 7});
+        claims.as_object_mut().unwrap().remove(name);
+        bad.push(jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding).unwrap());
+    }
+    for token in bad {
+        assert_eq!(tokens.verify_admission("42", &token, NOW), Verified::Forged, "{token:.80}");
+    }
+    assert_eq!(tokens.verify_ticket("42", &good, NOW), Verified::Forged, "an admission is no ticket");
+}
+
+/// CASE 88: the new key verifies before it signs; what the old one signed stays good.
+#[test]
+fn rotation_throws_nobody_out() {
+    let (folder, tokens) = tokens();
+    let file = settings(&folder).key_file;
+    let other = Tokens::new(&settings(&folder), NOW).unwrap();
+    let before = tokens.sign_ticket("42", &ticket(), NOW).unwrap();
+    let login = tokens.ticket_id("42", Some("ann"));
+    let kid = keys::rotate(&file, NOW + 10_000).unwrap();
+    assert!(tokens.reload().unwrap());
+    assert!(!tokens.reload().unwrap(), "nothing changed since");
+    let kid_of = |token: &str| jsonwebtoken::decode_header(token).unwrap().kid.unwrap();
+    assert_ne!(kid_of(&tokens.sign_ticket("42", &ticket(), NOW).unwrap()), kid, "it must not sign before its time");
+    assert!(other.reload().unwrap());
+    let after = tokens.sign_ticket("42", &ticket(), NOW + 10_000).unwrap();
+    assert_eq!(kid_of(&after), kid);
+    for token in [&before, &after] {
+        assert!(matches!(other.verify_ticket("42", token, NOW + 10_000), Verified::Good(_)));
+    }
+    assert_eq!(tokens.ticket_id("42", Some("ann")), login, "a login keeps its place");
+    assert_ne!(tokens.ticket_id("43", Some("ann")), login);
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&tokens.jwks()).unwrap()["keys"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn the_key_file_is_for_its_owner_only_and_damage_is_said() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (folder, tokens) = tokens();
+    let file = settings(&folder).key_file;
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::write(&file, "{").unwrap();
+    assert!(matches!(tokens.reload(), Err(KeyFault::Damaged { .. })));
+    let signed = tokens.sign_ticket("42", &ticket(), Clock::moved(NOW).now_ms()).unwrap();
+    assert!(matches!(tokens.verify_ticket("42", &signed, NOW), Verified::Good(_)), "the old keys stay in use");
+}
