@@ -1,7 +1,9 @@
 //! Settings, checked: what the rest of the program is given. A value of these types cannot hold nonsense.
 //!
 //! `config/waitgate.toml` holds every key with its default and a sentence; it is compiled in, and it is what a file of yours is laid over.
-//! [`load`] reads a file once as written and once checked, and reports *all* mistakes at once, each with file, line, column and key.
+//! [`load`] reads a file once as written ([`source`]) and once checked ([`read`], [`rooms`], [`values`]), and reports *all* mistakes at once,
+//! each with file, line, column and key. Adding a setting: its field here, its key in `config/waitgate.toml`, its line in the reader and in
+//! [`mod@show`].
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,11 +15,14 @@ use ipnet::IpNet;
 use crate::clock::UnixMs;
 
 mod read;
+mod rooms;
 mod show;
+mod source;
 mod values;
 
-pub use read::{Mistake, Mistakes, load, parse};
+pub use read::{load, parse};
 pub use show::show;
+pub use source::{Mistake, Mistakes};
 pub use values::Rate;
 
 /// The documented example, which is also where every default comes from.
@@ -65,7 +70,7 @@ pub struct Server {
     pub max_connections: usize,
     /// Open connections per address (v4 address or v6 /64) at most.
     pub max_connections_per_address: usize,
-    /// How long a connection may take to send its request head, and may stay idle between requests.
+    /// How long a new connection may take to send the head of its request.
     pub header_timeout: Duration,
     /// How long a connection may stay idle between requests.
     pub idle_timeout: Duration,
@@ -334,19 +339,37 @@ pub struct Claim {
 
 /// Something that is never logged or printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret {
+    text: String,
+    file: Option<PathBuf>,
+}
 
 impl Secret {
     /// Wraps a secret.
     #[must_use]
     pub fn new(secret: String) -> Self {
-        Self(secret)
+        Self { text: secret, file: None }
+    }
+
+    /// Wraps a secret that was read from `file`.
+    #[must_use]
+    pub fn from_file(secret: String, file: PathBuf) -> Self {
+        Self {
+            text: secret,
+            file: Some(file),
+        }
+    }
+
+    /// The file it was read from, which may be printed.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
     }
 
     /// The secret itself, for the one place that needs it.
     #[must_use]
     pub fn reveal(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
@@ -357,6 +380,15 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Config {
+    /// What keeps a gateway with these settings from having anything to do, in a sentence; none: it has.
+    ///
+    /// Not a mistake of the file, which `waitgate check` accepts, but a reason for `waitgate serve` not to start.
+    #[must_use]
+    pub fn idle(&self) -> Option<&'static str> {
+        (self.rooms.is_empty() && self.fallback.is_none())
+            .then_some("no rooms: this configuration guards nothing and forwards nothing; add a [rooms.NAME], or server.fallback")
+    }
+
     /// The settings of a room.
     #[must_use]
     pub fn room(&self, id: &str) -> Option<&Room> {

@@ -1,11 +1,329 @@
-//! (being written)
-/// (being written)
-#[derive(Debug)]
-pub struct Mistake;
-/// (being written)
-#[derive(Debug)]
-pub struct Mistakes;
-/// (being written)
-pub fn load() {}
-/// (being written)
-pub fn parse() {}
+//! From a settings file as written to settings as checked.
+//!
+//! Each section is one function, which names every key once with what its value must be. The file is laid over [`DEFAULTS`], so a default
+//! is never written here. What needs more than one key to judge is checked at the end of its section. Rooms are read in [`super::rooms`].
+
+use std::path::{Path, PathBuf};
+
+use super::rooms::{read_rooms, read_template};
+use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
+use super::values::{
+    choice, count, counted, duration, duration_or_zero, listen, network, origin, path, rate, size, sized, switch, text, word,
+};
+use super::{
+    Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server, Store, Tokens,
+    Upstream,
+};
+
+/// Reads and checks a settings file.
+///
+/// # Errors
+/// All mistakes of the file, in its order; or that it cannot be read.
+pub fn load(file: &Path) -> Result<Config, Mistakes> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Mistakes(vec![Mistake {
+            file: file.to_path_buf(),
+            line: 0,
+            column: 0,
+            key: String::new(),
+            sentence: format!("this file cannot be read: {error}"),
+        }])
+    })?;
+    parse(&text, file)
+}
+
+/// Checks settings that are already in memory; `file` is what mistakes name, and what relative paths are beside of.
+///
+/// # Errors
+/// All mistakes, in the order of the text. A text that is not TOML is only told where it is not.
+pub fn parse(text: &str, file: &Path) -> Result<Config, Mistakes> {
+    let ours = Source::new(Path::new("waitgate's own waitgate.toml"), DEFAULTS);
+    let yours = Source::new(file, text);
+    let (our_table, your_table) = (ours.table()?, yours.table()?);
+    let layer = |source, table| Layer {
+        source,
+        table,
+        name: String::new(),
+        at: 0,
+    };
+    let notes = Notes::default();
+    let root = Section::new(vec![layer(&yours, &your_table), layer(&ours, &our_table)], &notes);
+    let config = read_config(&root, file);
+    root.finish();
+    notes.finish()?;
+    config.ok_or_else(|| {
+        let sentence = "a key of waitgate's own defaults is missing: this is a mistake of waitgate, not of yours";
+        Mistakes(vec![ours.mistake(0, String::new(), sentence.to_owned())])
+    })
+}
+
+/// None only when something is missing that has no default, which has been noted then.
+fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
+    let server = read_server(&root.section("server"));
+    let ops = read_ops(&root.section("ops"), file);
+    let store = read_store(&root.section("store"), file);
+    let client = read_client(&root.section("client"));
+    let limits = read_limits(&root.section("limits"));
+    let tokens = read_tokens(&root.section("tokens"), file, store.as_ref());
+    let cookies = read_cookies(&root.section("cookies"));
+    let pages = read_pages(&root.section("pages"), file);
+    let log = read_log(&root.section("log"));
+    let upstream = read_upstream(&root.section("upstream"));
+    read_template(root, file);
+    let prefix = server.as_ref().map_or("", |(server, _)| server.prefix.as_str());
+    let rooms = read_rooms(root, file, prefix);
+    if let (Some((server, _)), Some(ops)) = (&server, &ops)
+        && server.listen == ops.listen
+        && server.listen.port() != 0
+    {
+        root.section("ops").wrong(
+            "listen",
+            "this is also `server.listen`: visitors and operators need listeners of their own",
+        );
+    }
+    let (server, fallback) = server?;
+    Some(Config {
+        server,
+        ops: ops?,
+        store: store?,
+        client: client?,
+        limits: limits?,
+        tokens: tokens?,
+        cookies: cookies?,
+        pages: pages?,
+        log: log?,
+        upstream: upstream?,
+        fallback,
+        rooms: rooms?,
+    })
+}
+
+/// The most connections, requests or keys that can be asked for.
+const MANY: u64 = 100_000_000;
+
+fn read_server(section: &Section<'_>) -> Option<(Server, Option<http::Uri>)> {
+    let fallback = section.get("fallback", origin);
+    let server = Server {
+        listen: section.get("listen", listen)?,
+        prefix: section.get("prefix", |value| match path(value)?.as_str() {
+            "/" => Err("this must not be the root: every path would be waitgate's own".to_owned()),
+            prefix => Ok(prefix.to_owned()),
+        })?,
+        workers: section.get("workers", counted(0, 1024))?,
+        max_connections: section.get("max_connections", counted(1, MANY))?,
+        max_connections_per_address: section.get("max_connections_per_address", counted(1, MANY))?,
+        header_timeout: section.get("header_timeout", duration)?,
+        idle_timeout: section.get("idle_timeout", duration)?,
+        body_timeout: section.get("body_timeout", duration)?,
+        max_header_bytes: section.get("max_header", sized(8 << 10, 1 << 20))?,
+        max_headers: section.get("max_headers", counted(10, 10_000))?,
+        max_body_bytes: section.get("max_body", size(0, 1 << 40))?,
+        drain_timeout: section.get("drain_timeout", duration)?,
+    };
+    section.finish();
+    Some((server, fallback))
+}
+
+fn read_ops(section: &Section<'_>, file: &Path) -> Option<Ops> {
+    let token = section.get("token_file", |value| secret_file(file, &word(value)?, 16));
+    let listen = section.get("listen", listen)?;
+    if !listen.ip().is_loopback() && !section.has("token_file") {
+        section.wrong(
+            "listen",
+            format!("{listen} can be reached from other machines, so operators must prove who they are: set `ops.token_file`"),
+        );
+    }
+    section.finish();
+    Some(Ops { listen, token })
+}
+
+fn read_store(section: &Section<'_>, file: &Path) -> Option<Store> {
+    let url = section.get("url", |value| {
+        let url = word(value)?;
+        let authority = url.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or(""));
+        if authority.contains('@') {
+            return Err(
+                "a password does not belong into this file: put the whole URL into a file of its own and name it as `store.url_file`"
+                    .to_owned(),
+            );
+        }
+        store_url(url).map(Secret::new)
+    });
+    let url_file = section.get("url_file", |value| {
+        let secret = secret_file(file, &word(value)?, 1)?;
+        store_url(secret.reveal().to_owned())?;
+        Ok(secret)
+    });
+    if section.has("url") && section.has("url_file") {
+        section.wrong("url_file", "the store has one URL: set `url` or `url_file`");
+    }
+    let store = Store {
+        url: url_file.or(url),
+        data_dir: section.get("data_dir", |value| Ok(Config::beside(file, Path::new(&word(value)?))))?,
+        program: section.get("program", |value| program(file, &word(value)?)),
+        call_timeout: section.get("call_timeout", duration)?,
+        connect_timeout: section.get("connect_timeout", duration)?,
+        max_memory: section.get("max_memory", size(0, 1 << 50))?,
+    };
+    section.finish();
+    Some(store)
+}
+
+fn store_url(url: String) -> Result<String, String> {
+    if !(url.starts_with("redis://") || url.starts_with("redis+unix://")) {
+        return Err("a store is written redis://host:port/database or redis+unix:///path".to_owned());
+    }
+    if redis::parse_redis_url(&url).is_none() {
+        return Err("this is not the URL of a Redis: write redis://host:port/database or redis+unix:///path".to_owned());
+    }
+    Ok(url)
+}
+
+/// A bare name is looked up in `PATH` later; anything with a slash is a file.
+fn program(file: &Path, name: &str) -> Result<PathBuf, String> {
+    if !name.contains('/') {
+        return Ok(PathBuf::from(name));
+    }
+    let program = Config::beside(file, Path::new(name));
+    if program.is_file() {
+        return Ok(program);
+    }
+    Err(format!("there is no program {}", program.display()))
+}
+
+fn read_client(section: &Section<'_>) -> Option<Client> {
+    let headers = &[
+        ("x-forwarded-for", ForwardedHeader::XForwardedFor),
+        ("forwarded", ForwardedHeader::Forwarded),
+    ];
+    let client = Client {
+        trusted_proxies: section.list("trusted_proxies", network)?,
+        forwarded_header: section.get("forwarded_header", choice(headers))?,
+        ipv6_prefix: section.get("ipv6_prefix", |value| Ok(u8::try_from(count(16, 128)(value)?).unwrap_or(128)))?,
+    };
+    section.finish();
+    Some(client)
+}
+
+fn read_limits(section: &Section<'_>) -> Option<Limits> {
+    let limits = [
+        read_quota(&section.section("address")),
+        read_quota(&section.section("visitor")),
+        read_quota(&section.section("waiting")),
+        read_quota(&section.section("forgery")),
+    ];
+    let max_keys = section.get("max_keys", counted(1, MANY))?;
+    section.finish();
+    let [address, visitor, waiting, forgery] = limits;
+    Some(Limits {
+        address: address?,
+        visitor: visitor?,
+        waiting: waiting?,
+        forgery: forgery?,
+        max_keys,
+    })
+}
+
+fn read_quota(section: &Section<'_>) -> Option<Quota> {
+    let quota = Quota {
+        rate: section.get("rate", |value| match rate(value)? {
+            rate if rate.milli() == 0 => Err("this is more than 0: a limit of 0 would refuse everybody".to_owned()),
+            rate => Ok(rate),
+        })?,
+        burst: section.get("burst", |value| Ok(u32::try_from(count(1, 1_000_000)(value)?).unwrap_or(u32::MAX)))?,
+    };
+    section.finish();
+    Some(quota)
+}
+
+fn read_tokens(section: &Section<'_>, file: &Path, store: Option<&Store>) -> Option<Tokens> {
+    let key_file = section.get("key_file", |value| Ok(Config::beside(file, Path::new(&word(value)?))));
+    let tokens = Tokens {
+        key_file: key_file
+            .or_else(|| store.map(|store| store.data_dir.join("keys.json")))
+            .unwrap_or_default(),
+        ticket_ttl: section.get("ticket_ttl", duration)?,
+        issuer: section.get("issuer", word)?,
+    };
+    section.finish();
+    Some(tokens)
+}
+
+fn read_cookies(section: &Section<'_>) -> Option<Cookies> {
+    let ways = &[("lax", SameSite::Lax), ("strict", SameSite::Strict), ("none", SameSite::None)];
+    let cookies = Cookies {
+        secure: section.get("secure", switch)?,
+        same_site: section.get("same_site", choice(ways))?,
+    };
+    if cookies.same_site == SameSite::None && !cookies.secure {
+        section.wrong("same_site", "browsers refuse such a cookie unless it is `secure`");
+    }
+    section.finish();
+    Some(cookies)
+}
+
+fn read_pages(section: &Section<'_>, file: &Path) -> Option<Pages> {
+    let pages = Pages {
+        folder: section.get("folder", |value| {
+            let folder = Config::beside(file, Path::new(&word(value)?));
+            if folder.is_dir() {
+                return Ok(folder);
+            }
+            Err(format!("there is no folder {}", folder.display()))
+        }),
+        default_language: section.get("default_language", |value| {
+            let language = text(value)?;
+            let letters = language.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            if letters && (2..=16).contains(&language.len()) {
+                return Ok(language);
+            }
+            Err(format!("`{language}` is not a language: write its code, like \"en\" or \"vi\""))
+        })?,
+    };
+    section.finish();
+    Some(pages)
+}
+
+fn read_log(section: &Section<'_>) -> Option<Log> {
+    let formats = &[("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
+    let log = Log {
+        filter: section.get("filter", |value| {
+            let filter = text(value)?;
+            match filter.parse::<tracing_subscriber::filter::Targets>() {
+                Ok(_) => Ok(filter),
+                Err(error) => Err(format!("`{filter}` is not a filter like \"info,waitgate::store=debug\": {error}")),
+            }
+        })?,
+        format: section.get("format", choice(formats))?,
+    };
+    section.finish();
+    Some(log)
+}
+
+fn read_upstream(section: &Section<'_>) -> Option<Upstream> {
+    let upstream = Upstream {
+        connect_timeout: section.get("connect_timeout", duration)?,
+        first_byte_timeout: section.get("first_byte_timeout", duration)?,
+        idle_timeout: section.get("idle_timeout", duration)?,
+        keep_alive: section.get("keep_alive", duration_or_zero)?,
+        max_in_flight: section.get("max_in_flight", counted(1, MANY))?,
+        queue_timeout: section.get("queue_timeout", duration_or_zero)?,
+    };
+    section.finish();
+    Some(upstream)
+}
+
+/// The secret in a file of its own, which may end with a newline.
+pub(super) fn secret_file(config: &Path, name: &str, least: usize) -> Result<Secret, String> {
+    let file = Config::beside(config, Path::new(name));
+    let shown = file.display();
+    let secret = std::fs::read_to_string(&file).map_err(|error| format!("{shown} cannot be read: {error}"))?;
+    let secret = secret.trim();
+    if secret.is_empty() {
+        return Err(format!("{shown} is empty"));
+    }
+    if secret.len() < least {
+        return Err(format!("the secret in {shown} is too short: {least} characters at least"));
+    }
+    Ok(Secret::from_file(secret.to_owned(), file))
+}

@@ -1,1 +1,3 @@
+//! The one integration binary: real sockets, real Redis, no mocks.
 
+mod config;
