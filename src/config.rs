@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use crate::clock::UnixMs;
 
+mod paths;
 mod read;
 mod rooms;
 mod show;

@@ -5,11 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
+use super::paths::path;
 use super::rooms::{read_rooms, read_template};
 use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
-use super::values::{
-    choice, count, counted, duration, duration_or_zero, listen, network, origin, path, rate, size, sized, switch, text, word,
-};
+use super::values::{choice, count, counted, duration, duration_or_zero, listen, network, origin, rate, size, sized, switch, text, word};
 use super::{
     Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server, Store, Tokens,
     Upstream,

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use super::paths::{passes, path, pattern, same, under};
 use super::read::secret_file;
 use super::source::{Layer, Section};
-use super::values::{choice, count, counted, duration, host, moment, origin, path, pattern, rate, sized, switch, web_origin, word};
+use super::values::{choice, count, counted, duration, host, moment, origin, rate, sized, switch, web_origin, word};
 use super::{Claim, Login, LoginAlgorithm, OnStoreLoss, Room};
 
 /// Reads `[room]` as a room that lacks a name, so that mistakes in it are found even when there is no room.
@@ -260,29 +261,5 @@ fn check_paths(rooms: &[(Section<'_>, Option<Room>)]) {
             }
             seen.push((room, path));
         }
-    }
-}
-
-fn same(one: &str, other: &str, ignore_case: bool) -> bool {
-    one == other || ignore_case && one.eq_ignore_ascii_case(other)
-}
-
-/// Whether `path` is `guarded` or lies below it.
-fn under(path: &str, guarded: &str, ignore_case: bool) -> bool {
-    if guarded == "/" || same(path, guarded, ignore_case) {
-        return true;
-    }
-    let (head, rest) = path.split_at_checked(guarded.len()).unwrap_or(("", ""));
-    same(head, guarded, ignore_case) && rest.starts_with('/')
-}
-
-/// Whether a bypass lets this very path pass.
-fn passes(bypass: &str, path: &str) -> bool {
-    if let Some(begin) = bypass.strip_suffix('*') {
-        path.starts_with(begin)
-    } else if let Some(end) = bypass.strip_prefix('*') {
-        path.ends_with(end)
-    } else {
-        path == bypass
     }
 }

@@ -73,7 +73,7 @@ impl FromStr for Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.milli % 1000 == 0 {
+        if self.milli.is_multiple_of(1000) {
             write!(formatter, "{}/s", self.milli / 1000)
         } else {
             write!(formatter, "{}/s", self.per_second())
@@ -194,9 +194,9 @@ fn parse_duration(text: &str) -> Option<Duration> {
         let unit = match unit {
             "ms" => Duration::from_millis(1),
             "s" | "sec" => Duration::from_secs(1),
-            "m" | "min" => Duration::from_mins(1),
-            "h" => Duration::from_hours(1),
-            "d" => Duration::from_hours(24),
+            "m" | "min" => Duration::from_secs(60),
+            "h" => Duration::from_secs(3600),
+            "d" => Duration::from_secs(86_400),
             _ => return None,
         };
         sum = sum.checked_add(unit.checked_mul(number.parse().ok()?)?)?;
@@ -209,7 +209,7 @@ fn parse_duration(text: &str) -> Option<Duration> {
 pub(super) fn show_duration(duration: Duration) -> String {
     let millis = crate::clock::millis(duration);
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")];
-    let unit = units.iter().find(|(unit, _)| millis > 0 && millis % unit == 0);
+    let unit = units.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit));
     unit.map_or_else(|| format!("{millis}ms"), |(unit, name)| format!("{}{name}", millis / unit))
 }
 
@@ -248,7 +248,7 @@ fn parse_size(text: &str) -> Option<u64> {
 
 /// A size as [`size`] reads it.
 pub(super) fn show_size(bytes: u64) -> String {
-    let unit = SIZE_UNITS.iter().find(|(unit, _)| bytes > 0 && bytes % unit == 0);
+    let unit = SIZE_UNITS.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
     unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
 }
 
@@ -342,79 +342,4 @@ pub(super) fn web_origin(value: &DeValue<'_>) -> Read<String> {
         return Err(wrong());
     }
     Ok(text.clone())
-}
-
-/// A path as every reader reads it: the only kind that can be compared with a request's.
-pub(super) fn path(value: &DeValue<'_>) -> Read<String> {
-    let text = text(value)?;
-    match path_fault(&text) {
-        Some(fault) => Err(format!("`{text}` {fault}")),
-        None => Ok(text),
-    }
-}
-
-fn path_fault(path: &str) -> Option<&'static str> {
-    if !path.starts_with('/') {
-        return Some("must start with a slash");
-    }
-    if path.contains(['?', '#']) {
-        return Some("must be a path alone, without `?` or `#`");
-    }
-    if path.contains('*') {
-        return Some("must not have a `*`: everything below it is meant anyway");
-    }
-    if path.contains('\\') || path.bytes().any(|byte| byte <= b' ' || byte >= 0x7f) {
-        return Some("must be written as a request carries it: ASCII, without spaces and backslashes, anything else as %XX");
-    }
-    if path.contains("//") {
-        return Some("must not have two slashes in a row");
-    }
-    if path.split('/').any(|segment| segment == "." || segment == "..") {
-        return Some("must not have `.` or `..` in it");
-    }
-    if path.len() > 1 && path.ends_with('/') {
-        return Some("must not end with a slash: everything below it is meant anyway");
-    }
-    percent_fault(path)
-}
-
-fn percent_fault(path: &str) -> Option<&'static str> {
-    for escape in path.split('%').skip(1) {
-        let code = escape.get(..2).filter(|code| code.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        let Some(byte) = code.and_then(|code| u8::from_str_radix(code, 16).ok()) else {
-            return Some("has a `%` without two hexadecimal digits after it");
-        };
-        if code.is_some_and(|code| code.bytes().any(|digit| digit.is_ascii_lowercase())) {
-            return Some("must have its %XX in capital letters");
-        }
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            return Some("has a %XX for a letter that needs none: write the letter itself");
-        }
-        if byte <= b' ' && byte != b' ' || byte == b'/' || byte == b'\\' || byte == 0x7f {
-            return Some("has a %XX that two readers could read differently");
-        }
-    }
-    None
-}
-
-/// What passes untouched: a path, `/begins*` or `*.ends`.
-pub(super) fn pattern(value: &DeValue<'_>) -> Read<String> {
-    let text = text(value)?;
-    let bare = text.strip_suffix('*').or_else(|| text.strip_prefix('*')).unwrap_or(&text);
-    if bare.is_empty() || bare == "/" && text.ends_with('*') {
-        return Err(format!("`{text}` would let everything pass"));
-    }
-    if bare.contains('*') {
-        return Err(format!("`{text}` may have one `*`, at its beginning or at its end"));
-    }
-    let as_path = if text.starts_with('*') {
-        format!("/x{bare}")
-    } else {
-        // `/pay/*` is the one path that may end with a slash: the slash belongs to what must follow.
-        bare.strip_suffix('/').filter(|_| text.ends_with('*')).unwrap_or(bare).to_owned()
-    };
-    match path_fault(&as_path) {
-        Some(fault) => Err(format!("`{text}` {fault}")),
-        None => Ok(text),
-    }
 }
