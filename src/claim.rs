@@ -1,1 +1,138 @@
-//! (being written)
+//! The stock gate: one step in the store takes the units, and what the backend answers decides whether they stay taken.
+//!
+//! A 2xx leaves the hold standing until it is confirmed, released or not paid in time. A definite refusal (4xx) releases at once. A time-out or
+//! a 5xx releases nothing: the command may have run, and the hold's own end or the backend's word settles it.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::clock::millis;
+use crate::config;
+use crate::fault::StoreFault;
+use crate::queue::terms;
+use crate::room::Room;
+use crate::store::scripts::{Asked, Gate, Reservation, Verdict};
+use crate::token::Admission;
+use crate::token::keys::random_id;
+
+pub mod asking;
+pub mod kept;
+
+use asking::Unreadable;
+
+/// How much longer than the backend may take a claim counts as in flight.
+const FLIGHT_MARGIN_MS: u64 = 2_000;
+
+/// Whether this claim goes to the backend for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attempt {
+    /// Nobody has sent it before.
+    First,
+    /// It was sent before, and nobody knows what came of it.
+    Again,
+}
+
+/// A claim, read.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    asked: Asked,
+}
+
+impl Claim {
+    /// Reads a claim's head and body.
+    ///
+    /// # Errors
+    /// The key or the units cannot be read.
+    pub fn read(settings: &config::Claim, first_byte_ms: u64, admission: &Admission, head: &Parts, body: &[u8]) -> Result<Self, Unreadable> {
+        let asked = Asked {
+            user: admission.user.clone(),
+            key: asking::key(head)?,
+            fingerprint: asking::fingerprint(head, body),
+            reservation: random_id(),
+            units: asking::units(head, body, &settings.units_field)?,
+            limit: settings.limit,
+            hold_ms: millis(settings.hold),
+            flight_ms: first_byte_ms + FLIGHT_MARGIN_MS,
+        };
+        Ok(Self { asked })
+    }
+
+    /// The key the client chose; empty when it chose none.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.asked.key
+    }
+
+    /// Asks the gate. A lost reply is asked for once more: the reservation's id is ours, so a repeat finds it.
+    ///
+    /// # Errors
+    /// The store did not answer.
+    pub async fn ask(&self, room: &Room) -> Result<Gate, StoreFault> {
+        match room.store.claim(&self.asked).await {
+            Err(StoreFault::Unknown(_)) => match room.store.claim(&self.asked).await? {
+                // The first call took the units, and nobody else can know this id: this is its answer.
+                Gate::Already { reservation, .. } if reservation.id == self.asked.reservation => Ok(Gate::Reserved(reservation)),
+                gate => Ok(gate),
+            },
+            answer => answer,
+        }
+    }
+}
+
+/// What the status of the backend's answer means for the units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Taken: the hold stands, the answer is kept.
+    Accepted,
+    /// Refused for good: the units go back, the answer is kept.
+    Refused,
+    /// Nobody knows: the hold stands, and the claim may be sent again.
+    Unknown,
+}
+
+/// What the backend's status means. "Come back later" is not a refusal; a conflict on a repeat may be the first attempt's own order.
+#[must_use]
+pub fn meaning(status: http::StatusCode, attempt: Attempt) -> Meaning {
+    match status.as_u16() {
+        408 | 425 | 429 => Meaning::Unknown,
+        409 if attempt == Attempt::Again => Meaning::Unknown,
+        400..=499 => Meaning::Refused,
+        200..=399 => Meaning::Accepted,
+        _ => Meaning::Unknown,
+    }
+}
+
+/// Writes down what the backend answered. Told to the store until it has heard it, a few times at most; what it does not hear is settled by the
+/// end of the hold.
+pub async fn conclude(room: Arc<Room>, reservation: Reservation, meaning: Meaning, kept: Option<Vec<u8>>) {
+    for _attempt in 0..3 {
+        let told = match meaning {
+            Meaning::Accepted => room.store.answer(&reservation.id, kept.as_deref()).await,
+            Meaning::Unknown => room.store.answer(&reservation.id, None).await,
+            Meaning::Refused => {
+                let settled = room.store.settle(&terms(&room), &reservation.id, Verdict::Release, kept.as_deref()).await;
+                settled.map(|_| ())
+            }
+        };
+        match told {
+            Ok(()) => return,
+            Err(fault) => tracing::warn!(room = room.settings.id, reservation = reservation.id, %fault, "the end of a claim could not be written down"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::StatusCode;
+
+    #[test]
+    fn only_a_definite_refusal_gives_units_back() {
+        let first = |status| meaning(StatusCode::from_u16(status).unwrap(), Attempt::First);
+        assert_eq!([200, 201, 202, 303].map(first), [Meaning::Accepted; 4]);
+        assert_eq!([400, 402, 404, 409, 410, 422].map(first), [Meaning::Refused; 6]);
+        assert_eq!([408, 425, 429, 500, 502, 503, 504].map(first), [Meaning::Unknown; 7]);
+        assert_eq!(meaning(StatusCode::CONFLICT, Attempt::Again), Meaning::Unknown);
+    }
+}

@@ -1,0 +1,200 @@
+//! One open stream of one visitor, and the one thing it has yet to be told.
+//!
+//! State is absolute, so only the newest matters: a slow reader never has more than one message waiting for it, and nothing grows.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::task::AtomicWaker;
+
+use super::live::Feed;
+use crate::clock::UnixMs;
+use crate::response::view::{State, View};
+use crate::store::scripts::Place;
+
+/// How a message begins on a stream of events; a WebSocket leaves it out.
+const DATA: &[u8] = b"data: ";
+/// How it ends.
+const END: &[u8] = b"\n\n";
+
+/// A view, written once: for streams of events as it is, for WebSockets without its frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message(Bytes);
+
+impl Message {
+    /// Writes a view.
+    #[must_use]
+    pub fn new(view: &View) -> Self {
+        let mut bytes = BytesMut::with_capacity(192);
+        bytes.put_slice(DATA);
+        let mut writer = bytes.writer();
+        // Numbers, words and text always become JSON.
+        let _written = serde_json::to_writer(&mut writer, view);
+        let mut bytes = writer.into_inner();
+        bytes.put_slice(END);
+        Self(bytes.freeze())
+    }
+
+    /// As a stream of events carries it.
+    #[must_use]
+    pub fn event(&self) -> Bytes {
+        self.0.clone()
+    }
+
+    /// The JSON alone.
+    #[must_use]
+    pub fn json(&self) -> Bytes {
+        self.0.slice(DATA.len()..self.0.len() - END.len())
+    }
+}
+
+/// What a stream says next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A new state.
+    State(Message),
+    /// Nothing new, but the line is alive.
+    KeepAlive,
+    /// A last state, if there is one, and the end of the stream.
+    End(Option<Message>),
+    /// This gateway is stopping, or wants streams spread anew: come back in a moment.
+    Bye,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    state: Option<Message>,
+    keep_alive: bool,
+    end: bool,
+    bye: bool,
+}
+
+/// One open stream.
+#[derive(Debug)]
+pub struct Seat {
+    /// Whose it is.
+    pub ticket: String,
+    /// Tells seats of one place apart.
+    pub serial: u64,
+    slot: Mutex<Slot>,
+    reader: AtomicWaker,
+    closed: AtomicBool,
+    /// What the feed remembers of it. Only the feed's pass writes these.
+    pub(super) place: AtomicU64,
+    pub(super) turn_until_ms: AtomicU64,
+    pub(super) told_ms: AtomicU64,
+    pub(super) ahead: AtomicU64,
+    told: Mutex<Option<(State, bool)>>,
+}
+
+impl Seat {
+    /// A seat that has been told this view already.
+    #[must_use]
+    pub fn new(ticket: String, serial: u64, place: Place, view: &View) -> Self {
+        Self {
+            ticket,
+            serial,
+            slot: Mutex::default(),
+            reader: AtomicWaker::new(),
+            closed: AtomicBool::new(false),
+            place: AtomicU64::new(place),
+            turn_until_ms: AtomicU64::new(view.turn_until_ms.unwrap_or(0)),
+            told_ms: AtomicU64::new(view.updated_at_ms),
+            ahead: AtomicU64::new(view.ahead.unwrap_or(u64::MAX)),
+            told: Mutex::new(Some((view.state, view.delayed))),
+        }
+    }
+
+    /// Puts a view in, in place of whatever was not read yet.
+    pub(super) fn tell(&self, view: &View, message: Message) {
+        self.told_ms.store(view.updated_at_ms, Relaxed);
+        self.ahead.store(view.ahead.unwrap_or(u64::MAX), Relaxed);
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((view.state, view.delayed));
+        let ends = matches!(view.state, State::Admitted | State::Gone | State::Closed);
+        let mut slot = self.slot();
+        slot.state = Some(message);
+        slot.end |= ends;
+        drop(slot);
+        self.reader.wake();
+    }
+
+    /// Whether the last view told was in this state.
+    pub(super) fn was_told(&self, view: &View) -> bool {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) == Some((view.state, view.delayed))
+    }
+
+    pub(super) fn keep_alive(&self, now_ms: UnixMs) {
+        self.told_ms.store(now_ms, Relaxed);
+        self.slot().keep_alive = true;
+        self.reader.wake();
+    }
+
+    pub(super) fn bye(&self) {
+        self.slot().bye = true;
+        self.reader.wake();
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Relaxed);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Next> {
+        let mut slot = self.slot();
+        let state = slot.state.take();
+        if slot.end {
+            return Some(Next::End(state));
+        }
+        if let Some(state) = state {
+            return Some(Next::State(state));
+        }
+        if slot.bye {
+            return Some(Next::Bye);
+        }
+        std::mem::take(&mut slot.keep_alive).then_some(Next::KeepAlive)
+    }
+}
+
+/// A seat as its stream holds it. Dropping it gives the seat up.
+#[derive(Debug)]
+pub struct Taken {
+    seat: Arc<Seat>,
+    feed: Weak<Feed>,
+}
+
+impl Taken {
+    pub(super) fn new(seat: Arc<Seat>, feed: Weak<Feed>) -> Self {
+        Self { seat, feed }
+    }
+
+    /// What the stream says next.
+    pub fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Next> {
+        // Registered before looking, so that nothing told in between is slept through.
+        self.seat.reader.register(context.waker());
+        self.seat.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Waits for what the stream says next.
+    pub async fn next(&mut self) -> Next {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.seat.close();
+        if let Some(feed) = self.feed.upgrade() {
+            feed.give_up(&self.seat);
+        }
+    }
+}
