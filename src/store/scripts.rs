@@ -1,11 +1,34 @@
 //! One typed method per file in `lua/`.
 //!
 //! Every script answers in words; a word becomes a variant here and nowhere else. All methods may be repeated with the same arguments: the
-//! header of each script says what a repeat does.
+//! header of each script says what a repeat does. The methods: `line`, `room`, `stock`.
+
+mod line;
+mod room;
+mod stock;
+mod verb;
 
 use crate::clock::UnixMs;
-use crate::fault::StoreFault;
-use crate::store::RoomStore;
+pub use verb::Verb;
+
+/// Every script.
+#[must_use]
+pub fn all() -> [&'static Verb; 12] {
+    [
+        &room::SEED,
+        &line::JOIN,
+        &line::ADMIT,
+        &line::REDEEM,
+        &line::DEPART,
+        &line::SWEEP,
+        &stock::CLAIM,
+        &stock::ANSWER,
+        &stock::SETTLE,
+        &room::TUNE,
+        &room::SHOW,
+        &line::MEASURE,
+    ]
+}
 
 /// Seconds since 2026-01-01 at which a line began. A new one begins when the store has lost the old.
 pub type Epoch = u64;
@@ -69,7 +92,7 @@ pub enum Standing {
     },
     /// No longer in the line.
     Gone(Fate),
-    /// `Knock::AtOnce` only: there is a line, and nothing was written.
+    /// Nothing was written: `Knock::AtOnce`, and there is a line; or new, and the room has closed.
     MustWait,
 }
 
@@ -386,6 +409,8 @@ pub enum Tuned {
     },
     /// The room was made without stock, and cannot be given one.
     NoStock,
+    /// There is no such room yet.
+    Unseeded,
 }
 
 /// Where a new room begins.
@@ -412,23 +437,4 @@ pub struct Seeded {
     pub epoch: Epoch,
     /// This call made the room (else it was there).
     pub fresh: bool,
-}
-
-#[allow(unused_imports, reason = "being written")]
-use StoreFault as _;
-impl RoomStore {
-    // The methods go here, one per script:
-    // seed(&self, seed: &Seed) -> Result<Seeded, StoreFault>
-    // join(&self, terms: &Terms, tickets: &[Joining]) -> Result<Option<Joined>, StoreFault>            None: the room is not seeded
-    // admit(&self, terms: &Terms) -> Result<Option<Ticked>, StoreFault>                                 None: the room is not seeded
-    // redeem(&self, terms: &Terms, ticket: &str) -> Result<Redeemed, StoreFault>
-    // depart(&self, terms: &Terms, changes: &[Presence]) -> Result<(), StoreFault>
-    // sweep(&self, terms: &Terms) -> Result<Swept, StoreFault>
-    // claim(&self, asked: &Asked) -> Result<Gate, StoreFault>
-    // answer(&self, reservation: &str, answer: Option<&[u8]>) -> Result<(), StoreFault>                 None: unknown, may be sent again
-    // settle(&self, terms: &Terms, reservation: &str, verdict: Verdict, answer: Option<&[u8]>) -> Result<Settled, StoreFault>
-    // tune(&self, who: &str, operation: &str, tuning: &Tuning) -> Result<Tuned, StoreFault>
-    // show(&self) -> Result<Option<Shown>, StoreFault>                                                  None: the room is not seeded
-    // measure(&self) -> Result<Option<Measured>, StoreFault>
-    // reservation(&self, id: &str) -> Result<Option<Reservation>, StoreFault>                          plain HGET
 }

@@ -1,3 +1,8 @@
-//! The one integration binary: real sockets, real Redis, no mocks.
+//! The one integration binary: real sockets, real Redis, no mocks. `scripts` holds a file per file in `lua/`.
+
+#![allow(unreachable_pub, reason = "a test binary is used by nobody")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod config;
+mod harness;
+mod scripts;

@@ -1,0 +1,148 @@
+//! A script as this side sees it, the arguments it gets and the words it answers.
+
+use std::sync::OnceLock;
+
+use redis::Script;
+
+use crate::fault::StoreFault;
+use crate::store::RoomStore;
+use crate::store::keys::Key;
+
+/// One file in `lua/`.
+#[derive(Debug)]
+pub struct Verb {
+    /// Its name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// The keys it gets, in order.
+    pub keys: &'static [Key],
+    script: OnceLock<Hashed>,
+}
+
+struct Hashed(Script);
+
+impl std::fmt::Debug for Hashed {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(self.0.get_hash())
+    }
+}
+
+impl Verb {
+    pub(super) const fn new(name: &'static str, text: &'static str, keys: &'static [Key]) -> Self {
+        Self {
+            name,
+            text,
+            keys,
+            script: OnceLock::new(),
+        }
+    }
+
+    fn script(&self) -> &Script {
+        &self.script.get_or_init(|| Hashed(Script::new(self.text))).0
+    }
+}
+
+/// The arguments of one call, in order.
+#[derive(Default)]
+pub(super) struct Arguments(Vec<Vec<u8>>);
+
+impl Arguments {
+    pub(super) fn number(mut self, value: u64) -> Self {
+        self.0.push(value.to_string().into_bytes());
+        self
+    }
+
+    pub(super) fn text(mut self, value: &str) -> Self {
+        self.0.push(value.as_bytes().to_vec());
+        self
+    }
+
+    pub(super) fn bytes(mut self, value: &[u8]) -> Self {
+        self.0.push(value.to_vec());
+        self
+    }
+}
+
+impl RoomStore {
+    pub(super) fn arguments(&self) -> Arguments {
+        Arguments::default()
+    }
+
+    /// Arguments that start with the time.
+    pub(super) fn at(&self) -> Arguments {
+        Arguments::default().number(self.now())
+    }
+
+    pub(super) fn news(&self) -> &str {
+        self.keys.news()
+    }
+
+    pub(super) async fn run(&self, verb: &'static Verb, arguments: Arguments) -> Result<Words, StoreFault> {
+        let keys: Vec<&str> = verb.keys.iter().map(|key| self.keys.get(*key)).collect();
+        let words = self.store.run(verb.name, verb.script(), &keys, &arguments.0).await?;
+        Ok(Words {
+            script: verb.name,
+            words: words.into_iter(),
+            first: Vec::new(),
+        }
+        .begun())
+    }
+}
+
+/// What a script answered, read word by word. A word that is not there, or is not what it should be, is [`StoreFault::Nonsense`].
+pub(super) struct Words {
+    script: &'static str,
+    words: std::vec::IntoIter<Vec<u8>>,
+    first: Vec<u8>,
+}
+
+impl Words {
+    fn begun(mut self) -> Self {
+        self.first = self.words.next().unwrap_or_default();
+        self
+    }
+
+    /// The first word: what kind of answer it is.
+    pub(super) fn first(&self) -> &str {
+        std::str::from_utf8(&self.first).unwrap_or_default()
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Vec<u8>, StoreFault> {
+        match self.words.next() {
+            Some(word) => Ok(word),
+            None => Err(self.nonsense("(too few words)")),
+        }
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, StoreFault> {
+        let bytes = self.bytes()?;
+        String::from_utf8(bytes).map_err(|error| self.nonsense(&String::from_utf8_lossy(error.as_bytes())))
+    }
+
+    pub(super) fn number(&mut self) -> Result<u64, StoreFault> {
+        let word = self.text()?;
+        word.parse().map_err(|_| self.nonsense(&word))
+    }
+
+    pub(super) fn flag(&mut self) -> Result<bool, StoreFault> {
+        Ok(self.number()? != 0)
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.words.len()
+    }
+
+    /// This answer is none of those the script's header names.
+    pub(super) fn nonsense(&self, word: &str) -> StoreFault {
+        StoreFault::Nonsense {
+            script: self.script,
+            answer: format!("{}: {word}", self.first()).chars().take(200).collect(),
+        }
+    }
+
+    /// The first word is one that the script never says.
+    pub(super) fn unheard(&self) -> StoreFault {
+        self.nonsense("")
+    }
+}

@@ -1,0 +1,3 @@
+//! A file per file in `lua/`.
+
+mod admit;
