@@ -175,8 +175,7 @@ async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
 
 async fn carry_joins(line: Arc<Line>, metrics: Arc<Metrics>, mut batches: Batches<Joining, Stood>) {
     while let Some(batch) = batches.next().await {
-        #[allow(clippy::cast_precision_loss, reason = "at most 500")]
-        metrics.join_batch_size.observe(batch.len() as f64);
+        metrics.joined(batch.len());
         let (tickets, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         match join_all(&line, &tickets).await {
             Ok(joined) => {

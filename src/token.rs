@@ -138,6 +138,12 @@ impl Tokens {
         self.ring.load().jwks()
     }
 
+    /// How long a ticket is good for.
+    #[must_use]
+    pub fn ticket_ttl_s(&self) -> u64 {
+        self.ticket_ttl_ms / 1000
+    }
+
     /// A new ticket's id: random, or the same for the same login, so that a login has one place however many devices it has.
     #[must_use]
     pub fn ticket_id(&self, room: &str, user: Option<&str>) -> String {

@@ -10,6 +10,8 @@ use ipnet::IpNet;
 
 use crate::config;
 
+pub mod login;
+
 /// `X-Forwarded-For`, as the field's proxies write it.
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// `X-Forwarded-Proto`.

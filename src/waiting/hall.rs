@@ -1,0 +1,204 @@
+//! What the waiting routes and the gateway share: what all rooms have in common, and one room with its line and its feed.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::{HeaderName, SET_COOKIE};
+use http::response::Parts;
+
+use super::live::Feed;
+use crate::clock::UnixMs;
+use crate::config;
+use crate::limit::{Limits, Over};
+use crate::queue::Line;
+use crate::response::pages::Pages;
+use crate::room::Room;
+use crate::stop::Stop;
+use crate::store::scripts::{Epoch, Place};
+use crate::telemetry::{Metrics, RoomMetrics};
+use crate::token::cookie::{self, Names};
+use crate::token::{Admission, Ticket, Tokens, Verified};
+use crate::visitor::login::Reader;
+use crate::visitor::{Address, cookies};
+
+/// An API client without a cookie jar may send its admission in this header.
+pub const ADMISSION: HeaderName = HeaderName::from_static("waitgate-admission");
+
+/// What all rooms of a gateway share.
+#[derive(Debug)]
+pub struct House {
+    /// Issues and verifies.
+    pub tokens: Tokens,
+    /// Who is over the limit.
+    pub limits: Limits,
+    /// How cookies are set.
+    pub cookies: config::Cookies,
+    /// The pages people see.
+    pub pages: Pages,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// How everything ends.
+    pub stop: Stop,
+    /// `/.waitgate`.
+    pub prefix: String,
+}
+
+/// One room, its line and its feed.
+#[derive(Debug)]
+pub struct Hall {
+    /// The room.
+    pub room: Arc<Room>,
+    /// Its line.
+    pub line: Arc<Line>,
+    /// Its streams.
+    pub feed: Arc<Feed>,
+    /// The names of its cookies.
+    pub names: Names,
+    /// What is counted of it.
+    pub metrics: RoomMetrics,
+    /// Reads the shop's login, where the room reads one.
+    pub login: Option<Reader>,
+    /// `/.waitgate/42`.
+    pub routes: String,
+}
+
+/// Who is in front of a room, as far as signatures say.
+#[derive(Clone, Debug, Default)]
+pub struct Presented {
+    /// The shop's user, where the room reads a login.
+    pub user: Option<String>,
+    /// A ticket of this room.
+    pub ticket: Option<Ticket>,
+    /// The ticket came with the request as it is, signed and of the present key and epoch: no new one need be set.
+    pub admission: Option<Arc<Admission>>,
+    /// A cookie of ours came that is no good any more.
+    pub stale: bool,
+}
+
+impl Presented {
+    /// What limits count this visitor by.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        let ticket = self.ticket.as_ref().map(|ticket| ticket.id.as_str());
+        let admission = self.admission.as_ref().map(|admission| admission.user.as_str());
+        self.user.as_deref().or(admission).or(ticket)
+    }
+}
+
+impl Hall {
+    /// Verifies what a request presents. Bad signatures count against the address.
+    ///
+    /// # Errors
+    /// The address has sent too many bad signatures.
+    pub fn identify(&self, house: &House, address: Address, headers: &HeaderMap) -> Result<Presented, Over> {
+        let now_ms = self.room.now_ms();
+        let id = &self.room.settings.id;
+        let mut presented = Presented {
+            user: self.login.as_ref().and_then(|login| login.user(headers, address, now_ms)),
+            ..Presented::default()
+        };
+        for token in cookies(headers, &self.names.ticket) {
+            match house.tokens.verify_ticket(id, token, now_ms) {
+                Verified::Good(ticket) => {
+                    presented.ticket = Some(ticket);
+                    break;
+                }
+                Verified::Expired => presented.stale = true,
+                Verified::Forged => {
+                    presented.stale = true;
+                    house.limits.forgery(address.network)?;
+                }
+            }
+        }
+        let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
+        for token in cookies(headers, &self.names.admission).chain(in_header) {
+            match house.tokens.verify_admission(id, token, now_ms) {
+                Verified::Good(admission) => {
+                    presented.admission = Some(admission);
+                    break;
+                }
+                Verified::Expired => presented.stale = true,
+                Verified::Forged => {
+                    presented.stale = true;
+                    house.limits.forgery(address.network)?;
+                }
+            }
+        }
+        self.match_login(house, &mut presented);
+        Ok(presented)
+    }
+
+    /// Where the room reads a login, a ticket or an admission of another user is not this visitor's.
+    fn match_login(&self, house: &House, presented: &mut Presented) {
+        let Some(user) = &presented.user else { return };
+        let id = house.tokens.ticket_id(&self.room.settings.id, Some(user));
+        presented.ticket = presented.ticket.take().filter(|ticket| ticket.id == id);
+        presented.admission = presented.admission.take().filter(|admission| admission.user == *user);
+    }
+
+    /// A new ticket without a place.
+    #[must_use]
+    pub fn new_ticket(&self, house: &House, user: Option<&str>) -> Ticket {
+        Ticket {
+            id: house.tokens.ticket_id(&self.room.settings.id, user),
+            epoch: 0,
+            place: 0,
+            arrived_ms: self.room.now_ms(),
+        }
+    }
+
+    /// Sets the ticket's cookie.
+    pub fn set_ticket(&self, house: &House, ticket: &Ticket, head: &mut Parts) {
+        let now_ms = self.room.now_ms();
+        match house.tokens.sign_ticket(&self.room.settings.id, ticket, now_ms) {
+            Ok(token) => set(head, cookie::set(house.cookies, &self.names.ticket, &token, house.tokens.ticket_ttl_s())),
+            Err(fault) => tracing::error!(%fault, "a ticket could not be signed"),
+        }
+    }
+
+    /// Sets the ticket's cookie if what the visitor holds does not say its place.
+    pub fn set_place(&self, house: &House, held: &Ticket, epoch: Epoch, place: Place, head: &mut Parts) {
+        if held.place != place {
+            let ticket = Ticket { epoch, place, ..held.clone() };
+            self.set_ticket(house, &ticket, head);
+        }
+    }
+
+    /// Sets the admission's cookie. False when it could not be signed.
+    pub fn set_admission(&self, house: &House, admission: &Admission, head: &mut Parts) -> bool {
+        let now_ms = self.room.now_ms();
+        match house.tokens.sign_admission(&self.room.settings, admission, now_ms) {
+            Ok(token) => {
+                let lasts_s = admission.until_ms.saturating_sub(now_ms).div_ceil(1000);
+                set(head, cookie::set(house.cookies, &self.names.admission, &token, lasts_s));
+                true
+            }
+            Err(fault) => {
+                tracing::error!(%fault, "an admission could not be signed");
+                false
+            }
+        }
+    }
+
+    /// Takes the ticket's cookie back.
+    pub fn clear_ticket(&self, house: &House, head: &mut Parts) {
+        set(head, cookie::clear(house.cookies, &self.names.ticket));
+    }
+
+    /// The admission that a ticket was turned into.
+    #[must_use]
+    pub fn admission(&self, ticket: &Ticket, user: Option<&str>, until_ms: UnixMs) -> Admission {
+        Admission {
+            ticket: ticket.id.clone(),
+            user: user.unwrap_or(&ticket.id).to_owned(),
+            epoch: self.room.live().shown.epoch,
+            until_ms,
+        }
+    }
+}
+
+fn set(head: &mut Parts, value: Option<http::HeaderValue>) {
+    if let Some(value) = value {
+        head.headers.append(SET_COOKIE, value);
+    }
+}
