@@ -8,6 +8,10 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 
+mod pause;
+
+pub use pause::Pause;
+
 /// What broke while a body was being sent. The connection is cut; nothing else can be said at that point.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 

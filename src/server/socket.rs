@@ -1,0 +1,172 @@
+//! A client's socket: reports what it does, gives up on a client that never reads, and closes so that the last answer can be read.
+//!
+//! Closing a socket with unread bytes in it makes the kernel reset the connection, and the reset may overtake the answer: an early refusal of an
+//! upload would be lost. So after our last byte the client's are read and thrown away for a moment, within limits.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use super::activity::Activity;
+use super::slots::Slot;
+use crate::body::Pause;
+
+/// How every HTTP/2 connection begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How long unread bytes are thrown away before a socket is closed.
+const LINGER: Duration = Duration::from_secs(2);
+/// How many of them at most.
+const LINGER_BYTES: usize = 32 * 1024 * 1024;
+
+/// A client's socket.
+pub(super) struct Socket {
+    io: TcpStream,
+    seen: Bytes,
+    activity: Arc<Activity>,
+    stall_limit: Duration,
+    stall: Pause,
+    ended: bool,
+    closing: Option<Closing>,
+    _slot: Slot,
+}
+
+struct Closing {
+    until: Pin<Box<Sleep>>,
+    left: usize,
+}
+
+/// What the client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spoken {
+    Http1,
+    Http2,
+}
+
+impl Socket {
+    pub(super) fn new(io: TcpStream, activity: Arc<Activity>, stall_limit: Duration, slot: Slot) -> Self {
+        Self {
+            io,
+            seen: Bytes::new(),
+            activity,
+            stall_limit,
+            stall: Pause::new(),
+            ended: false,
+            closing: None,
+            _slot: slot,
+        }
+    }
+
+    /// Reads until it is clear what the client speaks. There is no limit in here: the caller has one. None: the client left.
+    pub(super) async fn listen_in(&mut self) -> io::Result<Option<Spoken>> {
+        let mut bytes = [0; PREFACE.len()];
+        let mut filled = 0;
+        loop {
+            let read = self.io.read(&mut bytes[filled..]).await?;
+            if read == 0 {
+                return Ok(None);
+            }
+            filled += read;
+            let http2 = PREFACE.starts_with(&bytes[..filled]);
+            if http2 && filled < PREFACE.len() {
+                continue;
+            }
+            self.seen = Bytes::copy_from_slice(&bytes[..filled]);
+            return Ok(Some(if http2 { Spoken::Http2 } else { Spoken::Http1 }));
+        }
+    }
+
+    /// What a write came to: progress, or a client that has not read for too long.
+    fn written<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.stall.end();
+            self.activity.wrote();
+            return outcome;
+        }
+        ready!(self.stall.poll_over(context, self.stall_limit));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+
+    /// Throws away what the client still sends, until it ends, or a limit does.
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(closing) = &mut self.closing else {
+            return Poll::Ready(());
+        };
+        let mut scratch = [0; 8 * 1024];
+        while !self.ended && closing.left > 0 {
+            if closing.until.as_mut().poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            let mut buffer = ReadBuf::new(&mut scratch);
+            match ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => closing.left = closing.left.saturating_sub(buffer.filled().len()),
+                Ok(()) | Err(_) => self.ended = true,
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.seen.has_remaining() {
+            let length = this.seen.remaining().min(buffer.remaining());
+            buffer.put_slice(&this.seen.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
+        if buffer.filled().len() > before {
+            this.activity.read();
+        } else if buffer.remaining() > 0 {
+            this.ended = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let outcome = Pin::new(&mut this.io).poll_write(context, bytes);
+        this.written(context, outcome)
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let outcome = Pin::new(&mut this.io).poll_write_vectored(context, bytes);
+        this.written(context, outcome)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.closing.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(context))?;
+            if this.ended || this.activity.is_upgraded() {
+                return Poll::Ready(Ok(()));
+            }
+            this.closing = Some(Closing {
+                until: Box::pin(sleep(LINGER)),
+                left: LINGER_BYTES,
+            });
+        }
+        ready!(this.poll_linger(context));
+        Poll::Ready(Ok(()))
+    }
+}
