@@ -8,6 +8,7 @@
 //! One task watches the connection: connect, `PING`, up; a `PING` each half second; on a failure, down and connect again with jittered
 //! back-off. Another ([`news`]) holds the subscriptions. What is stored where: [`keys`]. What is done to it: [`scripts`].
 
+pub mod embedded;
 pub mod keys;
 pub mod news;
 pub mod scripts;

@@ -1,8 +1,9 @@
-//! The one integration binary: real sockets, real Redis, no mocks. `scripts` holds a file per file in `lua/`.
+//! The one integration binary: real sockets, real Redis, no mocks. `scripts` holds a file per file in `lua/`, `path` a file per step.
 
 #![allow(unreachable_pub, reason = "a test binary is used by nobody")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod config;
+mod faults;
 mod harness;
 mod scripts;

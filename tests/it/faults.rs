@@ -1,0 +1,3 @@
+//! What breaks, and what happens then.
+
+mod embedded;
