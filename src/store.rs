@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisError, Script, ServerErrorKind};
 use tokio::sync::{Notify, mpsc, watch};
@@ -185,7 +186,7 @@ impl Store {
 
     /// One plain command.
     async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
-        self.call("a plain command", async |mut connection| command.query_async(&mut connection).await)
+        self.call("a plain command", |mut connection| async move { command.query_async(&mut connection).await }.boxed())
             .await
     }
 
@@ -198,14 +199,15 @@ impl Store {
         for argument in arguments {
             invocation.arg(argument.as_slice());
         }
-        self.call(name, async |mut connection| invocation.invoke_async(&mut connection).await)
+        let invocation = &invocation;
+        self.call(name, |mut connection| async move { invocation.invoke_async(&mut connection).await }.boxed())
             .await
     }
 
-    async fn call<T>(
+    async fn call<'a, T>(
         &self,
         name: &'static str,
-        ask: impl AsyncFn(MultiplexedConnection) -> Result<T, RedisError>,
+        ask: impl Fn(MultiplexedConnection) -> BoxFuture<'a, Result<T, RedisError>>,
     ) -> Result<T, StoreFault> {
         let Some(live) = self.inner.live.load_full() else {
             return Err(StoreFault::Away);
