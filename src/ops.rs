@@ -1,1 +1,357 @@
-//! (being written)
+//! The operators' listener.
+//!
+//! | route | answers |
+//! |---|---|
+//! | `GET /healthz` | 200 `ok` as long as the process answers; for anybody |
+//! | `GET /readyz` | 200 or 503 `{"ready", "reasons": ["draining" \| "store_unavailable"]}`; for anybody |
+//! | `GET /metrics` | Prometheus' text format |
+//! | `GET /v1/rooms` | `{"rooms": [room…], "not_ready": [id…]}` |
+//! | `GET /v1/rooms/{id}` | the room: [`RoomNow`] |
+//! | `PATCH /v1/rooms/{id}` | changes `rate cap stock paused message opens_at closes_at`, whichever the JSON body names, all or nothing; answers the room after |
+//! | `GET /v1/rooms/{id}/reservations/{rid}` | the reservation: [`ReservationNow`] |
+//! | `POST /v1/rooms/{id}/reservations/{rid}/confirm` | it is paid: `{"reservation", "outcome": "confirmed" \| "confirmed_before" \| "retaken"}`, or 409 `refund_due` |
+//! | `POST /v1/rooms/{id}/reservations/{rid}/release` | give it back: `{"reservation", "outcome": "released" \| "released_before"}`, or 409 `already_sold` |
+//!
+//! With `ops.token_file` each route but the first two wants `Authorization: Bearer TOKEN`; without one, `door` keeps foreign pages out.
+//! A change is written down under `Waitgate-Operator` and the operation's id under `Idempotency-Key`, where they are sent. Both settle routes
+//! may be repeated: units return once. Whatever is refused is a problem (RFC 9457) with a `code`. `HEAD` is answered as `GET`.
+//!
+//! Nothing here is on the path of a visitor's request.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use serde::Serialize;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::body::Body;
+use crate::config;
+use crate::fault::{Fault, StoreFault};
+use crate::response::problem::Problem;
+use crate::store::scripts::{Settled, Shown, Terms, Tuned, Verdict};
+use crate::store::{RoomStore, Store};
+use crate::telemetry::Metrics;
+
+mod body;
+mod change;
+pub mod client;
+mod door;
+mod shown;
+
+use door::{Door, Operation};
+pub use shown::{ReservationNow, RoomNow, RoomsNow, State, StockNow};
+
+/// Bytes of a reservation's id at most.
+const MAX_RESERVATION: usize = 128;
+
+/// What the operators' listener answers from.
+#[derive(Debug)]
+pub struct Ops {
+    rooms: Vec<OpsRoom>,
+    store: Store,
+    metrics: Arc<Metrics>,
+    door: Door,
+    draining: CancellationToken,
+}
+
+/// A room in the operators' hands.
+#[derive(Clone, Debug)]
+pub struct OpsRoom {
+    /// Its id.
+    pub id: String,
+    /// Its scripts.
+    pub store: RoomStore,
+    /// Its terms: how long what is settled is remembered.
+    pub terms: Terms,
+}
+
+/// What a path asks for.
+#[derive(Clone, Copy)]
+enum Route<'a> {
+    Health,
+    Ready,
+    Metrics,
+    Rooms,
+    Room(&'a str),
+    Reservation(&'a str, &'a str),
+    Settle(&'a str, &'a str, Verdict),
+}
+
+impl<'a> Route<'a> {
+    fn find(path: &'a str) -> Option<Self> {
+        let segments: Vec<&str> = path.split('/').skip(1).collect();
+        Some(match *segments.as_slice() {
+            ["healthz"] => Self::Health,
+            ["readyz"] => Self::Ready,
+            ["metrics"] => Self::Metrics,
+            ["v1", "rooms"] => Self::Rooms,
+            ["v1", "rooms", room] => Self::Room(room),
+            ["v1", "rooms", room, "reservations", id] => Self::Reservation(room, id),
+            ["v1", "rooms", room, "reservations", id, "confirm"] => Self::Settle(room, id, Verdict::Confirm),
+            ["v1", "rooms", room, "reservations", id, "release"] => Self::Settle(room, id, Verdict::Release),
+            _ => return None,
+        })
+    }
+
+    /// The methods it has, for `Allow`.
+    fn methods(self) -> &'static str {
+        match self {
+            Self::Health | Self::Ready | Self::Metrics | Self::Rooms | Self::Reservation(..) => "GET, HEAD",
+            Self::Room(_) => "GET, HEAD, PATCH",
+            Self::Settle(..) => "POST",
+        }
+    }
+}
+
+impl Ops {
+    /// The operators' listener for these rooms. `draining` is cancelled when the gateway begins to stop.
+    #[must_use]
+    pub fn new(settings: &config::Ops, store: Store, metrics: Arc<Metrics>, draining: CancellationToken, rooms: Vec<OpsRoom>) -> Self {
+        Self {
+            rooms,
+            store,
+            metrics,
+            door: Door::new(settings),
+            draining,
+        }
+    }
+
+    /// Answers a request.
+    pub async fn handle(&self, request: Request<Incoming>) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let head = parts.method == Method::HEAD;
+        if head {
+            parts.method = Method::GET;
+        }
+        let mut response = self.answer(&parts, body).await.unwrap_or_else(Problem::into_response);
+        let headers = response.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+        if head {
+            let length = response.body().size_hint().exact().unwrap_or(0);
+            response.headers_mut().insert(CONTENT_LENGTH, length.into());
+            *response.body_mut() = Body::empty();
+        }
+        response
+    }
+
+    /// The whole of it, in the order of the list above.
+    async fn answer(&self, parts: &Parts, body: Incoming) -> Result<Response<Body>, Problem> {
+        let route = Route::find(parts.uri.path());
+        if !matches!(route, Some(Route::Health | Route::Ready)) {
+            self.door.check(parts)?;
+        }
+        let route = route.ok_or_else(|| {
+            let detail = "There is no such route here.";
+            Problem::new(StatusCode::NOT_FOUND, "no_such_route", "Not found", detail)
+        })?;
+        match (&parts.method, route) {
+            (&Method::GET, Route::Health) => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned())),
+            (&Method::GET, Route::Ready) => Ok(self.ready()),
+            (&Method::GET, Route::Metrics) => Ok(self.scrape().await),
+            (&Method::GET, Route::Rooms) => self.list().await,
+            (&Method::GET, Route::Room(id)) => self.show(self.room(id)?).await,
+            (&Method::PATCH, Route::Room(id)) => {
+                let room = self.room(id)?;
+                let operation = self.door.operation(&parts.headers)?;
+                let body = body::read(parts, body).await?;
+                self.change(room, &operation, &body).await
+            }
+            (&Method::GET, Route::Reservation(id, reservation)) => self.reservation(self.room(id)?, reservation).await,
+            (&Method::POST, Route::Settle(id, reservation, verdict)) => {
+                let room = self.room(id)?;
+                let operation = self.door.operation(&parts.headers)?;
+                body::nothing(&body::read(parts, body).await?)?;
+                self.settle(room, &operation, reservation, verdict).await
+            }
+            (_, route) => Err(Problem::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "Not with this method",
+                format!("This route has {}.", route.methods()),
+            )
+            .header(ALLOW, HeaderValue::from_static(route.methods()))),
+        }
+    }
+
+    fn room(&self, id: &str) -> Result<&OpsRoom, Problem> {
+        self.rooms.iter().find(|room| room.id == id).ok_or_else(|| {
+            let detail = "The settings of this gateway have no room of that id.";
+            Problem::new(StatusCode::NOT_FOUND, "no_such_room", "No such room", detail)
+        })
+    }
+
+    fn ready(&self) -> Response<Body> {
+        let mut reasons = Vec::new();
+        if self.draining.is_cancelled() {
+            reasons.push("draining");
+        }
+        if !self.store.is_up() {
+            reasons.push("store_unavailable");
+        }
+        let status = if reasons.is_empty() {
+            StatusCode::OK
+        } else {
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        answer(status, &json!({ "ready": reasons.is_empty(), "reasons": reasons }))
+    }
+
+    /// All metrics: those of the process, and those of the rooms as the store has them now.
+    async fn scrape(&self) -> Response<Body> {
+        let rooms = join_all(self.rooms.iter().map(|room| async { (room.id.as_str(), room.store.show().await) })).await;
+        let shown: Vec<(&str, Shown)> = rooms
+            .into_iter()
+            .filter_map(|(id, shown)| Some((id, shown.ok().flatten()?)))
+            .collect();
+        let mut written = self.metrics.encode();
+        written.push_str(&shown::metrics(&shown));
+        text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", written)
+    }
+
+    async fn list(&self) -> Result<Response<Body>, Problem> {
+        let mut now = RoomsNow {
+            rooms: Vec::new(),
+            not_ready: Vec::new(),
+        };
+        let shown = join_all(self.rooms.iter().map(|room| room.store.show())).await;
+        for (room, shown) in self.rooms.iter().zip(shown) {
+            match shown.map_err(unread)? {
+                Some(shown) => now.rooms.push(RoomNow::new(&room.id, &shown)),
+                None => now.not_ready.push(room.id.clone()),
+            }
+        }
+        Ok(answer(StatusCode::OK, &now))
+    }
+
+    async fn show(&self, room: &OpsRoom) -> Result<Response<Body>, Problem> {
+        let shown = room.store.show().await.map_err(unread)?;
+        let shown = shown.ok_or_else(|| {
+            let detail = "The store does not know this room yet; the gateway makes it as soon as it can.";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "room_not_ready", "Not ready yet", detail).header(RETRY_AFTER, 1)
+        })?;
+        Ok(answer(StatusCode::OK, &RoomNow::new(&room.id, &shown)))
+    }
+
+    async fn change(&self, room: &OpsRoom, operation: &Operation, body: &[u8]) -> Result<Response<Body>, Problem> {
+        let tuning = change::read(body)?;
+        let tuned = room.store.tune(&operation.who, &operation.id, &tuning).await;
+        match tuned.map_err(undone)? {
+            Tuned::Tuned { version } => {
+                tracing::info!(
+                    room = room.id,
+                    who = operation.who,
+                    operation = operation.id,
+                    version,
+                    ?tuning,
+                    "room changed"
+                );
+                self.show(room).await.map_err(|mut problem| {
+                    problem.detail = "The change was made, but the store did not show the room afterwards.".to_owned();
+                    problem.with("changed", true)
+                })
+            }
+            Tuned::StockTooLow { taken } => {
+                let detail = format!("{taken} units are held or sold: the stock cannot be less. Nothing was changed.");
+                Err(Problem::new(StatusCode::CONFLICT, "stock_too_low", "The stock is too low", detail).with("taken", taken))
+            }
+            Tuned::NoStock => {
+                let detail = "This room was made without stock and cannot be given one. Nothing was changed.";
+                Err(Problem::new(StatusCode::CONFLICT, "no_stock", "A room without stock", detail))
+            }
+        }
+    }
+
+    async fn reservation(&self, room: &OpsRoom, id: &str) -> Result<Response<Body>, Problem> {
+        if id.is_empty() || id.len() > MAX_RESERVATION {
+            return Err(no_such_reservation(id));
+        }
+        let found = room.store.reservation(id).await.map_err(unread)?;
+        let found = found.ok_or_else(|| no_such_reservation(id))?;
+        Ok(answer(StatusCode::OK, &ReservationNow::from(found)))
+    }
+
+    async fn settle(&self, room: &OpsRoom, operation: &Operation, id: &str, verdict: Verdict) -> Result<Response<Body>, Problem> {
+        if id.is_empty() || id.len() > MAX_RESERVATION {
+            return Err(no_such_reservation(id));
+        }
+        let settled = room.store.settle(&room.terms, id, verdict, None).await;
+        let settled = settled.map_err(undone)?;
+        tracing::info!(
+            room = room.id,
+            who = operation.who,
+            operation = operation.id,
+            reservation = id,
+            ?verdict,
+            ?settled,
+            "reservation settled"
+        );
+        let done = |outcome: &str| Ok(answer(StatusCode::OK, &json!({ "reservation": id, "outcome": outcome })));
+        let refuse = |code, title, detail: &str| Err(Problem::new(StatusCode::CONFLICT, code, title, detail).with("reservation", id));
+        match settled {
+            Settled::Confirmed => done("confirmed"),
+            Settled::ConfirmedBefore => done("confirmed_before"),
+            Settled::Retaken => done("retaken"),
+            Settled::Released => done("released"),
+            Settled::ReleasedBefore => done("released_before"),
+            Settled::Refund => refuse(
+                "refund_due",
+                "Too late to sell",
+                "The hold had ended and the units are gone: pay the buyer back.",
+            ),
+            Settled::Sold => refuse("already_sold", "Sold already", "The reservation is paid: it cannot be released."),
+            Settled::Missing => Err(no_such_reservation(id)),
+        }
+    }
+}
+
+fn no_such_reservation(id: &str) -> Problem {
+    let detail = "The store knows no such reservation: it never was, or it was settled long ago and is forgotten.";
+    let id: String = id.chars().take(MAX_RESERVATION).collect();
+    Problem::new(StatusCode::NOT_FOUND, "no_such_reservation", "No such reservation", detail).with("reservation", id)
+}
+
+/// A fault of the store while reading: logged here, where it stops travelling.
+fn unread(fault: StoreFault) -> Problem {
+    let fault = Fault::from(fault);
+    tracing::warn!(%fault, "an operator could not be answered");
+    Problem::of(&fault).header(RETRY_AFTER, 1)
+}
+
+/// A fault of the store while changing something.
+fn undone(fault: StoreFault) -> Problem {
+    let fault = Fault::from(fault);
+    tracing::warn!(%fault, "an operator's change failed");
+    let mut problem = Problem::of(&fault).header(RETRY_AFTER, 1);
+    problem.detail = if fault.may_have_run() {
+        "The store did not answer in time: it may have been done, or not. The same request may be sent again."
+    } else {
+        "The store cannot be reached, or refuses: nothing was done. The same request may be sent again."
+    }
+    .to_owned();
+    problem.with("may_have_run", fault.may_have_run())
+}
+
+fn answer(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+    // Our own answers are structs of strings and numbers: they always become JSON.
+    let bytes = serde_json::to_vec(value).unwrap_or_default();
+    let mut response = Response::new(Body::full(bytes));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn text(status: StatusCode, kind: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::full(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

@@ -1,3 +1,4 @@
 //! The gateway's own answers: pages and problems, HTML or JSON.
 
+pub mod problem;
 pub mod view;
