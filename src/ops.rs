@@ -20,6 +20,8 @@
 
 use std::sync::Arc;
 
+use aws_lc_rs::digest;
+use data_encoding::HEXLOWER;
 use futures_util::future::join_all;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
@@ -36,7 +38,7 @@ use crate::fault::{Fault, StoreFault};
 use crate::response::problem::Problem;
 use crate::store::scripts::{Settled, Shown, Terms, Tuned, Verdict};
 use crate::store::{RoomStore, Store};
-use crate::telemetry::Metrics;
+use crate::telemetry::{METRICS_TYPE, Metrics};
 
 mod body;
 mod change;
@@ -210,9 +212,14 @@ impl Ops {
             .into_iter()
             .filter_map(|(id, shown)| Some((id, shown.ok().flatten()?)))
             .collect();
+        for (id, shown) in &shown {
+            if let Some(stock) = &shown.stock {
+                self.metrics.room(id).stock_adds_up(shown::adds_up(stock));
+            }
+        }
         let mut written = self.metrics.encode();
         written.push_str(&shown::metrics(&shown));
-        text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", written)
+        text(StatusCode::OK, METRICS_TYPE, written)
     }
 
     async fn list(&self) -> Result<Response<Body>, Problem> {
@@ -232,16 +239,16 @@ impl Ops {
 
     async fn show(&self, room: &OpsRoom) -> Result<Response<Body>, Problem> {
         let shown = room.store.show().await.map_err(unread)?;
-        let shown = shown.ok_or_else(|| {
-            let detail = "The store does not know this room yet; the gateway makes it as soon as it can.";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "room_not_ready", "Not ready yet", detail).header(RETRY_AFTER, 1)
-        })?;
+        let shown = shown.ok_or_else(not_ready)?;
         Ok(answer(StatusCode::OK, &RoomNow::new(&room.id, &shown)))
     }
 
     async fn change(&self, room: &OpsRoom, operation: &Operation, body: &[u8]) -> Result<Response<Body>, Problem> {
         let tuning = change::read(body)?;
-        let tuned = room.store.tune(&operation.who, &operation.id, &tuning).await;
+        // A key that comes again with another body is another change, not a repeat.
+        let digest = digest::digest(&digest::SHA256, body);
+        let operation_id = format!("{}:{}", operation.id, HEXLOWER.encode(&digest.as_ref()[..8]));
+        let tuned = room.store.tune(&operation.who, &operation_id, &tuning).await;
         match tuned.map_err(undone)? {
             Tuned::Tuned { version } => {
                 tracing::info!(
@@ -265,6 +272,7 @@ impl Ops {
                 let detail = "This room was made without stock and cannot be given one. Nothing was changed.";
                 Err(Problem::new(StatusCode::CONFLICT, "no_stock", "A room without stock", detail))
             }
+            Tuned::Unseeded => Err(not_ready()),
         }
     }
 
@@ -309,6 +317,11 @@ impl Ops {
             Settled::Missing => Err(no_such_reservation(id)),
         }
     }
+}
+
+fn not_ready() -> Problem {
+    let detail = "The store does not know this room yet; the gateway makes it as soon as it can.";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "room_not_ready", "Not ready yet", detail).header(RETRY_AFTER, 1)
 }
 
 fn no_such_reservation(id: &str) -> Problem {

@@ -1,0 +1,617 @@
+//! The operators' listener over real sockets, with a real Redis behind it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, WWW_AUTHENTICATE};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use waitgate::config::{self, Secret};
+use waitgate::ops::{Ops, OpsRoom};
+use waitgate::store::News;
+use waitgate::store::scripts::{Asked, Gate, Held, Stock};
+use waitgate::telemetry::Metrics;
+
+use crate::harness::{NOON, TERMS, World, seed, stocked, within};
+
+/// An operators' listener on a port of its own: room `42` as the test made it, room `plain` without stock, room `absent` that nobody made.
+struct Listener {
+    address: SocketAddr,
+    draining: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// What came back.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error} in {}", self.text))
+    }
+
+    /// The code of a problem, checked to be one.
+    fn code(&self) -> String {
+        assert_eq!(self.headers[CONTENT_TYPE], "application/problem+json", "{}", self.text);
+        assert_eq!(self.headers[CACHE_CONTROL], "no-store");
+        let problem = self.json();
+        assert_eq!(problem["status"], self.status.as_u16());
+        for key in ["type", "title", "detail"] {
+            assert!(problem[key].is_string(), "{problem}");
+        }
+        problem["code"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Listener {
+    async fn on(world: &World, token: Option<&str>) -> Self {
+        world.store.room("plain").seed(&seed(1_000)).await.expect("seeded");
+        let socket = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = socket.local_addr().expect("bound");
+        let settings = config::Ops {
+            listen: address,
+            token: token.map(|token| Secret::new(token.to_owned())),
+        };
+        let rooms = ["42", "plain", "absent"].map(|id| OpsRoom {
+            id: id.to_owned(),
+            store: world.store.room(id),
+            terms: TERMS,
+        });
+        let draining = CancellationToken::new();
+        let ops = Ops::new(
+            &settings,
+            world.store.clone(),
+            Arc::new(Metrics::new()),
+            draining.clone(),
+            rooms.to_vec(),
+        );
+        Self {
+            address,
+            draining,
+            serving: tokio::spawn(serve(socket, Arc::new(ops))),
+        }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[], "").await
+    }
+
+    async fn patch(&self, room: &str, body: &Value) -> Answer {
+        self.patch_as(room, &[], body).await
+    }
+
+    async fn patch_as(&self, room: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        let mut all = vec![("content-type", "application/json")];
+        all.extend(headers);
+        self.ask("PATCH", &format!("/v1/rooms/{room}"), &all, &body.to_string()).await
+    }
+
+    async fn settle(&self, reservation: &str, verb: &str) -> Answer {
+        let path = format!("/v1/rooms/42/reservations/{reservation}/{verb}");
+        self.ask("POST", &path, &[], "").await
+    }
+
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let stream = TcpStream::connect(self.address).await.expect("connected");
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
+        let connection = tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path);
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            request = request.header(HOST, self.address.to_string());
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::from(body.to_owned()))).expect("a request");
+        let (parts, body) = sender.send_request(request).await.expect("an answer").into_parts();
+        let bytes = body.collect().await.expect("a body").to_bytes();
+        connection.abort();
+        Answer {
+            status: parts.status,
+            headers: parts.headers,
+            text: String::from_utf8(bytes.to_vec()).expect("UTF-8"),
+        }
+    }
+}
+
+async fn serve(socket: TcpListener, ops: Arc<Ops>) {
+    loop {
+        let (stream, _) = socket.accept().await.expect("accepted");
+        let ops = Arc::clone(&ops);
+        tokio::spawn(async move {
+            let handle = service_fn(move |request| {
+                let ops = Arc::clone(&ops);
+                async move { Ok::<_, std::convert::Infallible>(ops.handle(request).await) }
+            });
+            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            builder.serve_connection(TokioIo::new(stream), handle).await.ok();
+        });
+    }
+}
+
+/// A unit held by `user` for a minute.
+async fn hold(world: &World, user: &str) -> String {
+    let asked = Asked {
+        user: user.to_owned(),
+        key: format!("key-{user}"),
+        fingerprint: "f".to_owned(),
+        reservation: format!("r-{user}"),
+        units: 1,
+        limit: 1,
+        hold_ms: 60_000,
+        flight_ms: 5_000,
+    };
+    match world.room.claim(&asked).await.expect("claimed") {
+        Gate::Reserved(reservation) => reservation.id,
+        other => panic!("not reserved: {other:?}"),
+    }
+}
+
+async fn stock(world: &World) -> Stock {
+    let stock = world.room.show().await.unwrap().unwrap().stock.expect("a room with stock");
+    assert_eq!(stock.free + stock.held + stock.sold, stock.stock, "{stock:?}");
+    stock
+}
+
+#[tokio::test]
+async fn every_route_that_reads_answers() {
+    let world = World::with(stocked(100)).await;
+    let listener = Listener::on(&world, None).await;
+    let id = hold(&world, "ann").await;
+
+    let alive = listener.get("/healthz").await;
+    assert_eq!((alive.status.as_u16(), alive.text.as_str()), (200, "ok\n"));
+    let ready = listener.get("/readyz").await;
+    assert_eq!(
+        (ready.status.as_u16(), ready.json()),
+        (200, json!({ "ready": true, "reasons": [] }))
+    );
+
+    let room = listener.get("/v1/rooms/42").await;
+    assert_eq!(room.status, 200, "{}", room.text);
+    assert_eq!(room.headers[CACHE_CONTROL], "no-store");
+    let room = room.json();
+    assert_eq!(room["state"], "open");
+    assert_eq!((&room["rate"], &room["rate_per_s"]), (&json!("1000/s"), &json!(1000.0)));
+    assert_eq!(
+        room["stock"],
+        json!({ "stock": 100, "free": 99, "held": 1, "sold": 0, "known": true })
+    );
+    assert_eq!(room["opens_at"], Value::Null);
+    assert_eq!(room["invariant_ok"], true);
+    assert_eq!(room["now_ms"], NOON);
+
+    let rooms = listener.get("/v1/rooms").await.json();
+    let ids: Vec<_> = rooms["rooms"].as_array().unwrap().iter().map(|room| room["id"].clone()).collect();
+    assert_eq!(ids, ["42", "plain"]);
+    assert_eq!(rooms["rooms"][1]["stock"], Value::Null);
+    assert_eq!(rooms["not_ready"], json!(["absent"]));
+
+    let reservation = listener.get(&format!("/v1/rooms/42/reservations/{id}")).await;
+    assert_eq!(
+        reservation.json(),
+        json!({ "reservation": id, "user": "ann", "units": 1, "state": "held", "expires_at_ms": NOON + 60_000 })
+    );
+
+    let metrics = listener.get("/metrics").await;
+    assert!(
+        metrics.headers[CONTENT_TYPE]
+            .to_str()
+            .unwrap()
+            .starts_with("text/plain; version=0.0.4")
+    );
+    for line in [
+        "waitgate_room_free_units{room=\"42\"} 99",
+        "waitgate_room_rate_per_second{room=\"plain\"} 1",
+        "waitgate_stock_invariant_broken{room=\"42\"} 0",
+    ] {
+        assert!(metrics.text.lines().any(|written| written == line), "{line} in {}", metrics.text);
+    }
+    assert!(!metrics.text.contains("absent"));
+}
+
+#[tokio::test]
+async fn head_is_get_without_a_body() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, None).await;
+    let head = listener.ask("HEAD", "/healthz", &[], "").await;
+    assert_eq!((head.status.as_u16(), head.text.as_str()), (200, ""));
+    assert_eq!(head.headers["content-length"], "3");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_not_found() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, None).await;
+    for (path, code) in [
+        ("/", "no_such_route"),
+        ("/v1", "no_such_route"),
+        ("/v1/rooms/", "no_such_room"),
+        ("/v1/rooms/43", "no_such_room"),
+        ("/v1/rooms/43/reservations/x", "no_such_room"),
+        ("/v1/rooms/42/reservations/none", "no_such_reservation"),
+        ("/v1/rooms/42/reservations/", "no_such_reservation"),
+        ("/v1/rooms/42/reservations/x/y", "no_such_route"),
+        ("/healthz/", "no_such_route"),
+    ] {
+        let answer = listener.get(path).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (404, code), "{path}");
+    }
+    let long = format!("/v1/rooms/42/reservations/{}", "x".repeat(129));
+    assert_eq!(listener.get(&long).await.code(), "no_such_reservation");
+    let absent = listener.get("/v1/rooms/absent").await;
+    assert_eq!((absent.status.as_u16(), absent.code().as_str()), (503, "room_not_ready"));
+    let absent = listener.patch("absent", &json!({ "cap": 1 })).await;
+    assert_eq!((absent.status.as_u16(), absent.code().as_str()), (503, "room_not_ready"));
+}
+
+#[tokio::test]
+async fn a_wrong_method_is_told_the_right_ones() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, None).await;
+    for (method, path, allow) in [
+        ("POST", "/healthz", "GET, HEAD"),
+        ("DELETE", "/metrics", "GET, HEAD"),
+        ("PUT", "/v1/rooms/42", "GET, HEAD, PATCH"),
+        ("OPTIONS", "/v1/rooms", "GET, HEAD"),
+        ("GET", "/v1/rooms/42/reservations/x/confirm", "POST"),
+        ("POST", "/v1/rooms/42/reservations/x", "GET, HEAD"),
+    ] {
+        let answer = listener.ask(method, path, &[], "").await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.code().as_str()),
+            (405, "method_not_allowed"),
+            "{method} {path}"
+        );
+        assert_eq!(answer.headers[ALLOW], allow);
+    }
+}
+
+#[tokio::test]
+async fn with_a_token_only_probes_are_for_anybody() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, Some("0123456789abcdef")).await;
+    let everything = world.redis.everything().await;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(listener.get(path).await.status, 200, "{path}");
+    }
+    for (method, path) in [
+        ("GET", "/metrics"),
+        ("GET", "/v1/rooms"),
+        ("GET", "/v1/rooms/42"),
+        ("PATCH", "/v1/rooms/42"),
+        ("GET", "/v1/rooms/42/reservations/x"),
+        ("POST", "/v1/rooms/42/reservations/x/confirm"),
+        ("POST", "/v1/rooms/42/reservations/x/release"),
+        ("GET", "/v1/rooms/no-such-room"),
+        ("GET", "/no-such-route"),
+    ] {
+        for headers in [&[][..], &[("authorization", "Bearer 0123456789abcdeF")][..]] {
+            let answer = listener.ask(method, path, headers, "").await;
+            assert_eq!(
+                (answer.status.as_u16(), answer.code().as_str()),
+                (401, "token_required"),
+                "{method} {path}"
+            );
+            let challenge = answer.headers[WWW_AUTHENTICATE].to_str().unwrap();
+            assert!(challenge.starts_with("Bearer"), "{challenge}");
+        }
+    }
+    assert_eq!(world.redis.everything().await, everything);
+    let ours = [("authorization", "Bearer 0123456789abcdef"), ("host", "ops.shop.example")];
+    assert_eq!(listener.ask("GET", "/v1/rooms/42", &ours, "").await.status, 200);
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_and_rebound_names_are_refused() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, None).await;
+    let everything = world.redis.everything().await;
+    let body = json!({ "paused": true });
+    let refused: [(&[(&str, &str)], u16, &str); 5] = [
+        (&[("host", "evil.example")], 403, "foreign_host"),
+        (&[("origin", "http://evil.example")], 403, "foreign_origin"),
+        (&[("origin", "null")], 403, "foreign_origin"),
+        (&[("sec-fetch-site", "cross-site")], 403, "foreign_origin"),
+        (&[("host", "a.example"), ("host", "localhost")], 400, "malformed_request"),
+    ];
+    for (headers, status, code) in refused {
+        let answer = listener.patch_as("42", headers, &body).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{headers:?}");
+    }
+    // A form may be sent by any page without asking; it is not JSON.
+    for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
+        let answer = listener
+            .ask("PATCH", "/v1/rooms/42", &[("content-type", kind)], &body.to_string())
+            .await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.code().as_str()),
+            (415, "unsupported_media_type"),
+            "{kind}"
+        );
+    }
+    assert_eq!(world.redis.everything().await, everything);
+    for host in ["localhost", "127.0.0.1:1", "[::1]:9090"] {
+        assert_eq!(listener.ask("GET", "/v1/rooms", &[("host", host)], "").await.status, 200, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_change_is_made_told_to_all_gateways_and_written_down() {
+    let world = World::with(stocked(100)).await;
+    let listener = Listener::on(&world, None).await;
+    let elsewhere = world.redis.store(&world.clock).await;
+    let mut news = elsewhere.listen("42");
+    assert!(matches!(news.recv().await, Some(News::Subscribed)));
+
+    let body = json!({
+        "rate": "300/min", "cap": 7, "paused": true, "stock": 120, "message": "Hết hàng tạm thời",
+        "opens_at": "2026-12-01T19:30:00+07:00", "closes_at": "2026-12-01T13:00:00Z"
+    });
+    let headers = [("waitgate-operator", "Hoàng"), ("idempotency-key", "op-1")];
+    let answer = listener.patch_as("42", &headers, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let room = answer.json();
+    assert_eq!(room["rate"], "5/s");
+    assert_eq!((&room["cap"], &room["paused"]), (&json!(7), &json!(true)));
+    assert_eq!(room["message"], "Hết hàng tạm thời");
+    assert_eq!(room["opens_at"], "2026-12-01T12:30:00Z");
+    assert_eq!(room["closes_at"], "2026-12-01T13:00:00Z");
+    assert_eq!(room["stock"]["stock"], 120);
+    assert_eq!(room["state"], "countdown");
+    let told = tokio::time::timeout(Duration::from_secs(1), news.recv()).await;
+    assert!(matches!(told, Ok(Some(News::Changed))), "{told:?}");
+
+    // The same operation again changes nothing and is not written down twice; the same key with another body is another change.
+    let again = listener.patch_as("42", &headers, &body).await.json();
+    assert_eq!(again["version"], room["version"]);
+    let other = listener
+        .patch_as("42", &headers, &json!({ "opens_at": null, "closes_at": null }))
+        .await
+        .json();
+    assert_eq!((&other["opens_at"], &other["state"]), (&Value::Null, &json!("paused")));
+
+    let audit: Vec<(String, Vec<String>)> = world.redis.ask(&["XRANGE", &world.key("audit"), "-", "+"]).await;
+    assert_eq!(audit.len(), 2, "{audit:?}");
+    let field = |name: &str| {
+        let entry = &audit[0].1;
+        let at = entry.iter().step_by(2).position(|key| key == name).expect("in the entry");
+        entry[at * 2 + 1].clone()
+    };
+    assert_eq!(field("who"), "Hoàng");
+    assert!(field("operation").starts_with("op-1:"));
+    let (before, after): (Value, Value) = (
+        serde_json::from_str(&field("before")).unwrap(),
+        serde_json::from_str(&field("after")).unwrap(),
+    );
+    assert_eq!((&before["stock"], &after["stock"]), (&json!("100"), &json!("120")));
+    assert_eq!((&before["rate"], &after["rate"]), (&json!("1000000"), &json!("5000")));
+    elsewhere.close();
+}
+
+#[tokio::test]
+async fn who_is_written_down_without_a_name() {
+    let world = World::with(stocked(1)).await;
+    let who = async || {
+        let audit: Vec<(String, Vec<String>)> = world.redis.ask(&["XREVRANGE", &world.key("audit"), "+", "-", "COUNT", "1"]).await;
+        audit[0].1[1].clone()
+    };
+    let open = Listener::on(&world, None).await;
+    assert_eq!(open.patch("42", &json!({ "cap": 1 })).await.status, 200);
+    assert_eq!(who().await, "loopback");
+    let closed = Listener::on(&world, Some("0123456789abcdef")).await;
+    let ours = [("authorization", "Bearer 0123456789abcdef")];
+    assert_eq!(closed.patch_as("42", &ours, &json!({ "cap": 2 })).await.status, 200);
+    assert_eq!(who().await, "token");
+}
+
+#[tokio::test]
+async fn nothing_is_changed_unless_all_of_it_is_right() {
+    let world = World::with(stocked(10)).await;
+    let listener = Listener::on(&world, None).await;
+    let everything = world.redis.everything().await;
+    let answer = listener.patch("42", &json!({ "rate": "300/s", "cap": "many", "sped": 1 })).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (400, "bad_value"));
+    let problem = answer.json();
+    let keys: Vec<_> = problem["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| error["key"].clone())
+        .collect();
+    assert_eq!(keys, ["cap", "sped"]);
+    assert!(
+        problem["detail"].as_str().unwrap().contains("`cap` must be a whole number"),
+        "{problem}"
+    );
+
+    let json = [("content-type", "application/json")];
+    for (body, status, code) in [
+        ("", 400, "malformed_body"),
+        ("[1]", 400, "malformed_body"),
+        ("{}", 400, "nothing_to_change"),
+        (r#"{"cap":1,"cap":2}"#, 400, "bad_value"),
+        (&format!(r#"{{"message":"{}"}}"#, "x".repeat(17_000)), 413, "body_too_large"),
+    ] {
+        let answer = listener.ask("PATCH", "/v1/rooms/42", &json, body).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code));
+    }
+    for (name, value, code) in [
+        ("waitgate-operator", "", "bad_operator"),
+        ("waitgate-operator", &"x".repeat(65), "bad_operator"),
+        ("idempotency-key", &"x".repeat(129), "bad_idempotency_key"),
+    ] {
+        let answer = listener.patch_as("42", &[(name, value)], &json!({ "cap": 1 })).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (400, code));
+    }
+    assert_eq!(world.redis.everything().await, everything);
+}
+
+#[tokio::test]
+async fn the_stock_cannot_be_less_than_what_is_taken() {
+    let world = World::with(stocked(10)).await;
+    let listener = Listener::on(&world, None).await;
+    for user in ["ann", "bob", "cat"] {
+        hold(&world, user).await;
+    }
+    assert_eq!(listener.settle("r-ann", "confirm").await.status, 200);
+
+    let answer = listener.patch("42", &json!({ "stock": 2, "rate": 5 })).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (409, "stock_too_low"));
+    assert_eq!(answer.json()["taken"], 3);
+    let room = listener.get("/v1/rooms/42").await.json();
+    assert_eq!((&room["rate"], &room["stock"]["stock"]), (&json!("1000/s"), &json!(10)));
+
+    // Down to what is taken: nothing is free; what is given back then is free once, and nothing more.
+    let room = listener.patch("42", &json!({ "stock": 3 })).await.json();
+    assert_eq!((&room["stock"]["free"], &room["state"]), (&json!(0), &json!("all_held")));
+    assert_eq!(listener.settle("r-bob", "release").await.status, 200);
+    assert_eq!(stock(&world).await.free, 1);
+    // Sold out, and then not any more.
+    let room = listener.patch("42", &json!({ "stock": 2 })).await.json();
+    assert_eq!(room["state"], "all_held");
+    assert_eq!(listener.settle("r-cat", "confirm").await.status, 200);
+    assert_eq!(listener.get("/v1/rooms/42").await.json()["state"], "sold_out");
+    assert_eq!(listener.patch("42", &json!({ "stock": 4 })).await.json()["state"], "open");
+
+    let plain = listener.patch("plain", &json!({ "stock": 4 })).await;
+    assert_eq!((plain.status.as_u16(), plain.code().as_str()), (409, "no_stock"));
+}
+
+#[tokio::test]
+async fn a_reservation_is_settled_once_however_often_it_is_asked() {
+    let world = World::with(stocked(2)).await;
+    let listener = Listener::on(&world, None).await;
+    let (sold, released) = (hold(&world, "ann").await, hold(&world, "bob").await);
+
+    let answer = listener.settle(&sold, "confirm").await;
+    assert_eq!(answer.json(), json!({ "reservation": sold, "outcome": "confirmed" }));
+    assert_eq!(listener.settle(&sold, "confirm").await.json()["outcome"], "confirmed_before");
+    let answer = listener.settle(&sold, "release").await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (409, "already_sold"));
+
+    // Many at once: the unit comes back once.
+    let all = futures_util::future::join_all((0..8).map(|_| listener.settle(&released, "release"))).await;
+    let outcome = |answer: &Answer| answer.json()["outcome"].as_str().unwrap().to_owned();
+    let outcomes: Vec<String> = all.iter().map(outcome).collect();
+    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "released").count(), 1, "{outcomes:?}");
+    assert_eq!(
+        outcomes.iter().filter(|outcome| *outcome == "released_before").count(),
+        7,
+        "{outcomes:?}"
+    );
+    let now = stock(&world).await;
+    assert_eq!((now.free, now.held, now.sold), (1, 0, 1));
+    assert_eq!(world.room.reservation(&released).await.unwrap().unwrap().state, Held::Released);
+
+    for verb in ["confirm", "release"] {
+        let answer = listener.settle("nobody", verb).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.code().as_str()),
+            (404, "no_such_reservation"),
+            "{verb}"
+        );
+    }
+    let json = [("content-type", "application/json")];
+    let path = format!("/v1/rooms/42/reservations/{sold}/confirm");
+    assert_eq!(listener.ask("POST", &path, &json, "{}").await.status, 200);
+    assert_eq!(listener.ask("POST", &path, &json, r#"{"units":2}"#).await.code(), "malformed_body");
+}
+
+#[tokio::test]
+async fn a_payment_that_comes_too_late_is_sold_if_it_can_be_and_else_paid_back() {
+    let world = World::with(stocked(1)).await;
+    let listener = Listener::on(&world, None).await;
+    let late = hold(&world, "ann").await;
+    world.advance_ms(61_000);
+    assert_eq!(world.room.sweep(&TERMS).await.unwrap().expired, 1);
+    let room = listener.get(&format!("/v1/rooms/42/reservations/{late}")).await.json();
+    assert_eq!(room["state"], "expired");
+    hold(&world, "bob").await;
+    let answer = listener.settle(&late, "confirm").await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (409, "refund_due"));
+    assert_eq!(answer.json()["reservation"], late.as_str());
+
+    world.advance_ms(61_000);
+    assert_eq!(world.room.sweep(&TERMS).await.unwrap().expired, 1);
+    assert_eq!(listener.settle("r-bob", "confirm").await.json()["outcome"], "retaken");
+    assert_eq!(stock(&world).await.sold, 1);
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_told_and_nothing_hangs() {
+    let mut world = World::with(stocked(5)).await;
+    let listener = Listener::on(&world, None).await;
+    world.redis.kill().await;
+    within("the store is away", async || !world.store.is_up()).await;
+
+    for answer in [
+        listener.get("/v1/rooms").await,
+        listener.get("/v1/rooms/42").await,
+        listener.get("/v1/rooms/42/reservations/x").await,
+        listener.patch("42", &json!({ "cap": 1 })).await,
+        listener.settle("x", "release").await,
+    ] {
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (503, "store_unavailable"));
+        assert_eq!(answer.headers["retry-after"], "1");
+    }
+    assert_eq!(listener.patch("42", &json!({ "cap": 1 })).await.json()["may_have_run"], false);
+    let ready = listener.get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert_eq!(ready.json(), json!({ "ready": false, "reasons": ["store_unavailable"] }));
+    assert_eq!(listener.get("/healthz").await.status, 200);
+    let metrics = listener.get("/metrics").await;
+    assert_eq!(metrics.status, 200);
+    assert!(!metrics.text.contains("waitgate_room_waiting"));
+
+    world.redis.revive().await;
+    within("ready again", async || listener.get("/readyz").await.status == 200).await;
+    assert_eq!(listener.get("/v1/rooms/42").await.code(), "room_not_ready");
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_a_change_whole() {
+    let world = World::with(stocked(5)).await;
+    let listener = Listener::on(&world, None).await;
+    let id = hold(&world, "ann").await;
+    world.redis.ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    let everything = world.redis.everything().await;
+    for answer in [
+        listener.patch("42", &json!({ "stock": 6 })).await,
+        listener.settle(&id, "release").await,
+    ] {
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (503, "store_unavailable"));
+        assert_eq!(answer.json()["may_have_run"], false);
+    }
+    assert_eq!(world.redis.everything().await, everything);
+    world.redis.ask::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+    assert_eq!(listener.settle(&id, "release").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_gateway_that_stops_is_not_ready() {
+    let world = World::with(stocked(5)).await;
+    let listener = Listener::on(&world, None).await;
+    listener.draining.cancel();
+    let ready = listener.get("/readyz").await;
+    assert_eq!((ready.status.as_u16(), &ready.json()["reasons"]), (503, &json!(["draining"])));
+    assert_eq!(listener.get("/healthz").await.status, 200);
+    assert_eq!(listener.get("/v1/rooms/42").await.status, 200);
+}
