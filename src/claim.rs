@@ -44,7 +44,13 @@ impl Claim {
     ///
     /// # Errors
     /// The key or the units cannot be read.
-    pub fn read(settings: &config::Claim, first_byte_ms: u64, admission: &Admission, head: &Parts, body: &[u8]) -> Result<Self, Unreadable> {
+    pub fn read(
+        settings: &config::Claim,
+        first_byte_ms: u64,
+        admission: &Admission,
+        head: &Parts,
+        body: &[u8],
+    ) -> Result<Self, Unreadable> {
         let asked = Asked {
             user: admission.user.clone(),
             key: asking::key(head)?,
@@ -111,13 +117,18 @@ pub async fn conclude(room: Arc<Room>, reservation: Reservation, meaning: Meanin
             Meaning::Accepted => room.store.answer(&reservation.id, kept.as_deref()).await,
             Meaning::Unknown => room.store.answer(&reservation.id, None).await,
             Meaning::Refused => {
-                let settled = room.store.settle(&terms(&room), &reservation.id, Verdict::Release, kept.as_deref()).await;
+                let settled = room
+                    .store
+                    .settle(&terms(&room), &reservation.id, Verdict::Release, kept.as_deref())
+                    .await;
                 settled.map(|_| ())
             }
         };
         match told {
             Ok(()) => return,
-            Err(fault) => tracing::warn!(room = room.settings.id, reservation = reservation.id, %fault, "the end of a claim could not be written down"),
+            Err(fault) => {
+                tracing::warn!(room = room.settings.id, reservation = reservation.id, %fault, "the end of a claim could not be written down")
+            }
         }
     }
 }

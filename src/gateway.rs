@@ -1,1 +1,336 @@
-//! (being written)
+//! The request path: what happens to a request, in the order it happens.
+//!
+//! `decide` is the only place that orders the steps and `act` the only one that acts on the outcome. A step never calls another step. Steps are
+//! ordered by cost: nothing before `act` leaves this process, so a flood is refused without a word to the store.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use http::request::Parts;
+use http::{Method, Request, Response, Uri};
+
+use crate::body::Body;
+use crate::config;
+use crate::fault::{ClientFault, Fault};
+use crate::intake::{self, Host};
+use crate::limit::Over;
+use crate::room::path::Readings;
+use crate::room::{Door, Guarded, Room, Rooms};
+use crate::telemetry::NO_ROOM;
+use crate::token::Pass;
+use crate::upstream::Upstreams;
+use crate::visitor::Address;
+use crate::waiting::hall::{Hall, House, Presented};
+use crate::waiting::{self, Asked, Route};
+
+mod buy;
+mod forward;
+mod refuse;
+mod wait;
+
+use refuse::Refusal;
+
+/// Where backends find the public keys of admissions.
+const JWKS: &str = "/.well-known/waitgate/jwks.json";
+
+/// Everything a request may meet.
+pub struct Gateway {
+    /// What all rooms share.
+    pub house: Arc<House>,
+    halls: HashMap<String, Arc<Hall>>,
+    rooms: Rooms,
+    upstreams: Upstreams,
+    client: config::Client,
+    fallback: Option<Uri>,
+    cookie_prefixes: Vec<String>,
+    first_byte_ms: u64,
+    me: Weak<Gateway>,
+}
+
+/// What should happen to a request. Being turned away is not an error: it is the product working. What breaks is a [`Fault`].
+#[derive(Debug)]
+enum Decision<'g> {
+    /// Over a limit.
+    Throttle(Option<&'g Arc<Hall>>, Over),
+    /// Nothing is known under this host and path.
+    NotFound,
+    /// The public keys of admissions.
+    Keys,
+    /// A call of a waiting page, or of a program that waits.
+    Waiting(&'g Arc<Hall>, Route, Presented),
+    /// The route is there, and wants another method.
+    WrongMethod(Method),
+    /// A script of a listed origin asks whether it may ask.
+    Preflight(&'g Arc<Hall>, Response<Body>),
+    /// No room's business: to the backend as it is.
+    Pass(&'g Uri),
+    /// Admitted: to the backend.
+    Forward(&'g Arc<Hall>, Arc<Pass>),
+    /// Admitted, and asks for units.
+    Claim(&'g Arc<Hall>, Arc<Pass>),
+    /// All units are sold, and this visitor is not among the buyers.
+    SoldOut(&'g Arc<Hall>, Presented),
+    /// Past the closing time.
+    Closed(&'g Arc<Hall>),
+    /// Join the line, or go on waiting in it.
+    Wait(&'g Arc<Hall>, Presented, OnClaim),
+}
+
+/// Whether a request that must wait was sent to a claim route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnClaim {
+    Yes,
+    No,
+}
+
+/// A request on its way.
+struct Arrival {
+    head: Parts,
+    body: Body,
+    address: Address,
+    peer: SocketAddr,
+    host: Host,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Gateway")
+            .field("rooms", &self.halls.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// A gateway of these rooms.
+    #[must_use]
+    pub fn new(settings: &config::Config, house: Arc<House>, halls: Vec<Arc<Hall>>, upstreams: Upstreams) -> Arc<Self> {
+        let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.room)).collect());
+        Arc::new_cyclic(|me| Self {
+            house,
+            halls: halls.into_iter().map(|hall| (hall.room.settings.id.clone(), hall)).collect(),
+            rooms,
+            upstreams,
+            client: settings.client.clone(),
+            fallback: settings.fallback.clone(),
+            cookie_prefixes: crate::token::cookie::PREFIXES.map(str::to_owned).to_vec(),
+            first_byte_ms: crate::clock::millis(settings.upstream.first_byte_timeout),
+            me: me.clone(),
+        })
+    }
+
+    /// This gateway, for what outlives a request.
+    fn me(&self) -> Option<Arc<Self>> {
+        self.me.upgrade()
+    }
+
+    /// Answers a request, whatever happens.
+    pub async fn handle(self: Arc<Self>, request: Request<Body>, peer: SocketAddr) -> Response<Body> {
+        let checked = intake::check(&request);
+        let (head, body) = request.into_parts();
+        let address = Address::find(&self.client, peer, &head.headers);
+        let asker = Refusal::of(&head);
+        let outcome = match checked {
+            Ok(host) => {
+                let arrival = Arrival {
+                    head,
+                    body,
+                    address,
+                    peer,
+                    host,
+                };
+                self.serve(arrival).await
+            }
+            Err(fault) => Err(fault.into()),
+        };
+        outcome.unwrap_or_else(|fault| {
+            self.house.metrics.faulted(fault.code());
+            asker.fault(&self.house, &fault)
+        })
+    }
+
+    async fn serve(&self, arrival: Arrival) -> Result<Response<Body>, Fault> {
+        let decision = self.decide(&arrival)?;
+        self.act(decision, arrival).await
+    }
+
+    /// The steps, cheapest first. Asks nobody outside this process.
+    fn decide(&self, arrival: &Arrival) -> Result<Decision<'_>, Fault> {
+        let path = arrival.head.uri.path();
+        if let Some(own) = path.strip_prefix(&self.house.prefix).and_then(|rest| rest.strip_prefix('/')) {
+            return Ok(self.own_route(own, arrival));
+        }
+        if path == JWKS {
+            return Ok(self
+                .house
+                .limits
+                .waiting(arrival.address.network)
+                .map_or_else(|over| Decision::Throttle(None, over), |()| Decision::Keys));
+        }
+        // Every reading a backend could make of the path, so that no spelling goes by a room.
+        let readings = Readings::of(path)?;
+        let (room, claims) = match self.rooms.find(&arrival.host.name, &readings) {
+            Guarded::Claim(room) => (room, arrival.head.method == Method::POST),
+            Guarded::Room(room) => (room, false),
+            Guarded::Bypass(room) => return Ok(self.ungated(Some(room), arrival)),
+            Guarded::Nobody(neighbour) => return Ok(self.ungated(neighbour, arrival)),
+        };
+        let Some(hall) = self.halls.get(&room.settings.id) else {
+            return Err(Fault::Us(format!("room {} has no hall", room.settings.id)));
+        };
+        // Who it is comes before the limits: three hundred in one office are told apart by their tickets, and whoever shows none shares the
+        // budget of its address. What a forged one costs is counted, too.
+        let presented = match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
+            Ok(presented) => presented,
+            Err(over) => return Ok(Decision::Throttle(Some(hall), over)),
+        };
+        let limits = &self.house.limits;
+        let limited = match presented.name() {
+            Some(visitor) => limits.visitor(&room.settings.id, visitor),
+            None => limits.address(arrival.address.network),
+        };
+        if let Err(over) = limited {
+            return Ok(Decision::Throttle(Some(hall), over));
+        }
+        if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.settings.origins) {
+            return Ok(Decision::Preflight(hall, answer));
+        }
+        // An admitted visitor passes whatever the door does now: he may hold a reservation, and must be able to pay for it.
+        if let Some(pass) = presented.pass {
+            return Ok(if claims {
+                Decision::Claim(hall, pass)
+            } else {
+                Decision::Forward(hall, pass)
+            });
+        }
+        Ok(match room.door() {
+            Door::SoldOut => Decision::SoldOut(hall, presented),
+            Door::Closed => Decision::Closed(hall),
+            _ => Decision::Wait(hall, presented, if claims { OnClaim::Yes } else { OnClaim::No }),
+        })
+    }
+
+    /// Our own routes: with their own budget, so that a waiter never locks himself out.
+    fn own_route(&self, own: &str, arrival: &Arrival) -> Decision<'_> {
+        let Some((hall, (route, method))) = own
+            .split_once('/')
+            .and_then(|(room, name)| Some((self.halls.get(room)?, Route::named(name)?)))
+        else {
+            return Decision::NotFound;
+        };
+        if let Err(over) = self.house.limits.waiting(arrival.address.network) {
+            return Decision::Throttle(Some(hall), over);
+        }
+        if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.room.settings.origins) {
+            return Decision::Preflight(hall, answer);
+        }
+        if arrival.head.method != method {
+            return Decision::WrongMethod(method);
+        }
+        match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
+            Ok(presented) => Decision::Waiting(hall, route, presented),
+            Err(over) => Decision::Throttle(Some(hall), over),
+        }
+    }
+
+    /// What no room guards goes to the backend of the rest of the site, within the limit of its address.
+    fn ungated<'g>(&'g self, room: Option<&'g Arc<Room>>, arrival: &Arrival) -> Decision<'g> {
+        if let Err(over) = self.house.limits.address(arrival.address.network) {
+            return Decision::Throttle(None, over);
+        }
+        let origin = self.fallback.as_ref().or_else(|| room.map(|room| &room.settings.upstream));
+        origin.map_or(Decision::NotFound, Decision::Pass)
+    }
+
+    /// Acts on the outcome.
+    async fn act(&self, decision: Decision<'_>, arrival: Arrival) -> Result<Response<Body>, Fault> {
+        self.count(&decision);
+        let refusal = Refusal::of(&arrival.head);
+        let origin = arrival.head.headers.get(http::header::ORIGIN).cloned();
+        let listed: Option<&Arc<Hall>> = decision.hall();
+        let mut response = match decision {
+            Decision::Throttle(_, over) => refusal.throttled(&self.house, over),
+            Decision::NotFound => refusal.not_found(&self.house),
+            Decision::Keys => refuse::keys(self.house.tokens.jwks()),
+            Decision::WrongMethod(method) => refuse::wrong_method(&method),
+            Decision::Preflight(_, answer) => answer,
+            Decision::SoldOut(hall, presented) => wait::sold_out(&self.house, hall, &presented, &refusal),
+            Decision::Closed(hall) => refusal.closed(&self.house, hall),
+            Decision::Waiting(hall, route, presented) => {
+                let Arrival { head, body, host, .. } = arrival;
+                let authority = host.authority;
+                waiting::answer(
+                    &self.house,
+                    hall,
+                    route,
+                    Asked {
+                        head,
+                        presented,
+                        body,
+                        authority,
+                    },
+                )
+                .await?
+            }
+            Decision::Wait(hall, presented, on_claim) => self.wait(hall, presented, on_claim, arrival).await?,
+            Decision::Pass(origin) => return self.forward(origin, None, arrival).await,
+            Decision::Forward(hall, pass) => return self.forward(&hall.room.settings.upstream, Some((hall, &pass)), arrival).await,
+            Decision::Claim(hall, pass) => self.buy(hall, &pass, arrival).await?,
+        };
+        if let Some(hall) = listed {
+            waiting::origin::allow(origin.as_ref(), &hall.room.settings.origins, response.headers_mut());
+        }
+        Ok(response)
+    }
+
+    fn count(&self, decision: &Decision<'_>) {
+        match decision.hall() {
+            Some(hall) => hall.metrics.decided(decision.name()),
+            None => self.house.metrics.room(NO_ROOM).decided(decision.name()),
+        }
+    }
+}
+
+impl<'g> Decision<'g> {
+    fn hall(&self) -> Option<&'g Arc<Hall>> {
+        match self {
+            Self::Throttle(hall, _) => *hall,
+            Self::Waiting(hall, ..)
+            | Self::Preflight(hall, _)
+            | Self::Forward(hall, _)
+            | Self::Claim(hall, _)
+            | Self::SoldOut(hall, _)
+            | Self::Closed(hall)
+            | Self::Wait(hall, ..) => Some(hall),
+            Self::NotFound | Self::Keys | Self::WrongMethod(_) | Self::Pass(_) => None,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Throttle(..) => "throttle",
+            Self::NotFound => "not_found",
+            Self::Keys => "keys",
+            Self::Waiting(..) => "waiting",
+            Self::WrongMethod(_) => "wrong_method",
+            Self::Preflight(..) => "preflight",
+            Self::Pass(_) => "pass",
+            Self::Forward(..) => "forward",
+            Self::Claim(..) => "claim",
+            Self::SoldOut(..) => "sold_out",
+            Self::Closed(_) => "closed",
+            Self::Wait(..) => "wait",
+        }
+    }
+}
+
+/// The target of a request: its path and query.
+fn target(head: &Parts) -> &str {
+    head.uri.path_and_query().map_or("/", |target| target.as_str())
+}
+
+/// The body's own fault, where one of ours is inside.
+fn body_fault(fault: &(dyn std::error::Error + 'static)) -> ClientFault {
+    fault.downcast_ref::<ClientFault>().cloned().unwrap_or(ClientFault::Gone)
+}

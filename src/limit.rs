@@ -97,10 +97,15 @@ impl Limits {
         self.forgery.prune();
     }
 
-    /// Keys remembered now.
+    /// Keys remembered now, by limit.
     #[must_use]
-    pub fn keys(&self) -> usize {
-        self.address.len() + self.visitor.len() + self.waiting.len() + self.forgery.len()
+    pub fn keys(&self) -> [(&'static str, usize); 4] {
+        [
+            ("address", self.address.len()),
+            ("visitor", self.visitor.len()),
+            ("waiting", self.waiting.len()),
+            ("forgery", self.forgery.len()),
+        ]
     }
 }
 
@@ -246,7 +251,12 @@ mod tests {
 
     #[test]
     fn retry_after_is_rounded_up_and_never_zero() {
-        let after = |ms| Over { retry_after: Duration::from_millis(ms) }.retry_after_s();
+        let after = |ms| {
+            Over {
+                retry_after: Duration::from_millis(ms),
+            }
+            .retry_after_s()
+        };
         assert_eq!([after(0), after(1), after(1000), after(1001)], [1, 1, 1, 2]);
     }
 

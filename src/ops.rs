@@ -27,7 +27,6 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderVal
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
-use hyper::body::Incoming;
 use serde::Serialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -125,7 +124,7 @@ impl Ops {
     }
 
     /// Answers a request.
-    pub async fn handle(&self, request: Request<Incoming>) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Body>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let head = parts.method == Method::HEAD;
         if head {
@@ -144,7 +143,7 @@ impl Ops {
     }
 
     /// The whole of it, in the order of the list above.
-    async fn answer(&self, parts: &Parts, body: Incoming) -> Result<Response<Body>, Problem> {
+    async fn answer(&self, parts: &Parts, body: Body) -> Result<Response<Body>, Problem> {
         let route = Route::find(parts.uri.path());
         if !matches!(route, Some(Route::Health | Route::Ready)) {
             self.door.check(parts)?;

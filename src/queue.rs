@@ -73,7 +73,9 @@ impl Line {
     /// # Errors
     /// The store did not answer in time. Asking again with the same ticket is safe.
     pub async fn join(&self, joining: Joining) -> Result<Stood, StoreFault> {
-        tokio::time::timeout(PATIENCE, self.joins.ask(joining)).await.unwrap_or(Err(StoreFault::Full))
+        tokio::time::timeout(PATIENCE, self.joins.ask(joining))
+            .await
+            .unwrap_or(Err(StoreFault::Full))
     }
 
     /// Tells the store of a change of presence, with the next group.
@@ -81,7 +83,9 @@ impl Line {
     /// # Errors
     /// The store did not answer in time. A change may be told again.
     pub async fn depart(&self, change: Presence) -> Result<(), StoreFault> {
-        tokio::time::timeout(PATIENCE, self.departures.ask(change)).await.unwrap_or(Err(StoreFault::Full))
+        tokio::time::timeout(PATIENCE, self.departures.ask(change))
+            .await
+            .unwrap_or(Err(StoreFault::Full))
     }
 
     /// Turns a call into an admission.
@@ -162,7 +166,11 @@ pub async fn seed(room: &Room) -> Result<(), StoreFault> {
     };
     let seeded = room.store.seed(&seed).await?;
     if seeded.fresh && lost {
-        tracing::error!(room = settings.id, epoch = seeded.epoch, "the store lost the line: tickets are being put back, the door stays shut meanwhile");
+        tracing::error!(
+            room = settings.id,
+            epoch = seeded.epoch,
+            "the store lost the line: tickets are being put back, the door stays shut meanwhile"
+        );
     } else if seeded.fresh {
         tracing::info!(room = settings.id, epoch = seeded.epoch, "a new line begins");
     }
@@ -232,5 +240,3 @@ fn refuse<R>(answers: Vec<tokio::sync::oneshot::Sender<Result<R, StoreFault>>>, 
         let _gone = answer.send(Err(StoreFault::Away));
     }
 }
-
-

@@ -228,7 +228,9 @@ impl Rooms {
             {
                 return Guarded::Claim(room);
             }
-            let passes = readings.only().is_some_and(|plain| settings.bypass.iter().any(|rule| path::bypasses(rule, plain)));
+            let passes = readings
+                .only()
+                .is_some_and(|plain| settings.bypass.iter().any(|rule| path::bypasses(rule, plain)));
             return if passes { Guarded::Bypass(room) } else { Guarded::Room(room) };
         }
         Guarded::Nobody(on_host)
@@ -255,7 +257,15 @@ mod tests {
     /// CASE 115: sold out and all held are two different things, and neither is a pause.
     #[test]
     fn the_door_says_what_is_true() {
-        let stock = |free, held, sold| live(Stock { stock: free + held + sold, free, held, sold, known: true });
+        let stock = |free, held, sold| {
+            live(Stock {
+                stock: free + held + sold,
+                free,
+                held,
+                sold,
+                known: true,
+            })
+        };
         assert_eq!(door(&stock(1, 0, 9), 5), Door::Open);
         assert_eq!(door(&stock(0, 1, 9), 5), Door::AllHeld);
         assert_eq!(door(&stock(0, 0, 10), 5), Door::SoldOut);

@@ -1,1 +1,245 @@
-//! (assembly)
+//! `waitgate serve`: puts everything together, and takes it apart again.
+//!
+//! Settings are checked by the time they come here. Ports are opened first, so that a taken one is said at once; requests are answered once the
+//! store has been asked what its policy is.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use governor::{DefaultDirectRateLimiter, Quota};
+use tokio_util::task::TaskTracker;
+
+use crate::admission;
+use crate::clock::Clock;
+use crate::config::{self, Config, OnStoreLoss};
+use crate::fault::StoreFault;
+use crate::gateway::Gateway;
+use crate::limit::Limits;
+use crate::ops::{Ops, OpsRoom};
+use crate::queue::{Line, terms};
+use crate::response::pages::{Pages, PagesError};
+use crate::room::Room;
+use crate::server::{self, ConnectionLimits};
+use crate::stop::Stop;
+use crate::store::embedded::{Embedded, EmbeddedFault};
+use crate::store::{Store, StoreOptions};
+use crate::telemetry::Metrics;
+use crate::token::Tokens;
+use crate::token::cookie::Names;
+use crate::token::keys::KeyFault;
+use crate::upstream::Upstreams;
+use crate::visitor::login::Reader;
+use crate::waiting::hall::{Hall, House};
+use crate::waiting::live::Feed;
+
+/// How long a store of yours is waited for at start before requests are answered without it.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartFault {
+    /// A port cannot be had.
+    #[error("{0} cannot be listened on: {1}")]
+    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    /// The private Redis does not start.
+    #[error(transparent)]
+    Embedded(#[from] EmbeddedFault),
+    /// The store's address is not one.
+    #[error("store.url cannot be used: {0}")]
+    Url(#[source] StoreFault),
+    /// The store would throw the line away.
+    #[error("the store's maxmemory-policy is `{0}`: it must be `noeviction`, or the line is thrown away when memory is full")]
+    Policy(String),
+    /// The keys cannot be had.
+    #[error(transparent)]
+    Keys(#[from] KeyFault),
+    /// The pages cannot be used.
+    #[error("the pages cannot be used: {0}")]
+    Pages(#[from] PagesError),
+    /// The login's key is not one.
+    #[error("the login key of room {0} cannot be used: {1}")]
+    Login(String, #[source] jsonwebtoken::errors::Error),
+}
+
+/// Serves until `stop` begins, and returns when everything has ended.
+///
+/// # Errors
+/// Why it does not start.
+pub async fn run(config: Config, stop: Stop) -> Result<(), StartFault> {
+    let clock = Clock::system();
+    let public = listen(config.server.listen)?;
+    let operators = listen(config.ops.listen)?;
+    let (embedded, url) = open_embedded(&config.store).await?;
+    let options = StoreOptions {
+        call_timeout: config.store.call_timeout,
+        connect_timeout: config.store.connect_timeout,
+    };
+    let store = Store::open(&url, clock.clone(), options).map_err(StartFault::Url)?;
+    check_policy(&store, embedded.is_some()).await?;
+
+    let metrics = Arc::new(Metrics::new());
+    let house = Arc::new(House {
+        tokens: Tokens::new(&config.tokens, clock.now_ms())?,
+        limits: Limits::new(&config.limits),
+        cookies: config.cookies,
+        pages: Pages::new(&config.pages)?,
+        metrics: Arc::clone(&metrics),
+        stop: stop.clone(),
+        prefix: config.server.prefix.clone(),
+    });
+    let rounds = TaskTracker::new();
+    let halls = config
+        .rooms
+        .iter()
+        .map(|settings| hall(settings, &store, &house, &clock, &rounds))
+        .collect::<Result<Vec<_>, _>>()?;
+    let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
+    for hall in &halls {
+        let news = store.listen(&hall.room.settings.id);
+        rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
+    }
+    rounds.spawn(admission::tidy(Arc::clone(&house), clock.clone(), stop.draining.clone()));
+    rounds.spawn(watch_store(store.clone(), Arc::clone(&metrics), stop.clone()));
+    let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
+    let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
+
+    let limits = ConnectionLimits::new(&config.server, &config.client);
+    say_hello(&config, &url, embedded.is_some());
+    // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
+    let ops_stop = Stop::new();
+    let ops_limits = limits.clone();
+    let ops_server = tokio::spawn(server::serve(operators, ops_limits, ops_stop.clone(), move |request, _peer| {
+        let ops = Arc::clone(&ops);
+        async move { ops.handle(request).await }
+    }));
+    server::serve(public, limits, stop, move |request, peer| {
+        Arc::clone(&gateway).handle(request, peer)
+    })
+    .await;
+    ops_stop.draining.cancel();
+    ops_stop.cut.cancel();
+    let _ended = ops_server.await;
+    rounds.close();
+    rounds.wait().await;
+    store.close();
+    if let Some(embedded) = embedded {
+        embedded.stop().await;
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn listen(address: std::net::SocketAddr) -> Result<tokio::net::TcpListener, StartFault> {
+    server::listen(address).map_err(|fault| StartFault::Listen(address, fault))
+}
+
+async fn open_embedded(settings: &config::Store) -> Result<(Option<Embedded>, String), StartFault> {
+    match &settings.url {
+        Some(url) => Ok((None, url.reveal().to_owned())),
+        None => {
+            let embedded = Embedded::start(settings).await?;
+            let url = embedded.url().to_owned();
+            Ok((Some(embedded), url))
+        }
+    }
+}
+
+/// Refuses a store that would evict; warns about one that forgets at a restart, or cannot be asked.
+async fn check_policy(store: &Store, private: bool) -> Result<(), StartFault> {
+    let mut ups = store.ups();
+    if tokio::time::timeout(FIRST_ANSWER, ups.wait_for(|up| *up)).await.is_err() {
+        tracing::warn!("the store cannot be reached yet: visitors wait, and places are given when it answers");
+        return Ok(());
+    }
+    let policy = match store.policy().await {
+        Ok(policy) => policy,
+        Err(fault) => {
+            tracing::warn!(%fault, "the store's policy could not be read; it must be noeviction");
+            return Ok(());
+        }
+    };
+    match policy.maxmemory_policy.as_deref() {
+        Some("noeviction") => {}
+        Some(other) => return Err(StartFault::Policy(other.to_owned())),
+        None => tracing::warn!("the store does not say its maxmemory-policy; it must be noeviction"),
+    }
+    if policy.append_only == Some(false) && !private {
+        tracing::warn!(
+            "the store keeps no append-only file: a restart of it loses the line (tickets bring it back) and the count of the stock"
+        );
+    }
+    Ok(())
+}
+
+fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, rounds: &TaskTracker) -> Result<Arc<Hall>, StartFault> {
+    let room = Arc::new(Room::new(settings.clone(), store.room(&settings.id), clock.clone()));
+    let line = Line::start(Arc::clone(&room), Arc::clone(&house.metrics), house.stop.draining.clone(), rounds);
+    let login = settings.login.as_ref().map(Reader::new).transpose();
+    Ok(Arc::new(Hall {
+        feed: Feed::new(Arc::clone(&room), Arc::clone(&line)),
+        line,
+        names: Names::new(house.cookies, &settings.id),
+        metrics: house.metrics.room(&settings.id),
+        login: login.map_err(|fault| StartFault::Login(settings.id.clone(), fault))?,
+        routes: format!("{}/{}", house.prefix, settings.id),
+        open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(settings)),
+        room,
+    }))
+}
+
+/// The room's rate, for this process alone.
+fn open_door(settings: &config::Room) -> DefaultDirectRateLimiter {
+    let milli = settings.rate.milli().max(1);
+    let period = Duration::from_nanos(1_000_000_000_000 / milli).max(Duration::from_nanos(1));
+    let quota = Quota::with_period(period).unwrap_or(Quota::per_second(NonZeroU32::MIN));
+    let burst = u32::try_from(milli / 1000)
+        .ok()
+        .and_then(NonZeroU32::new)
+        .unwrap_or(NonZeroU32::MIN);
+    DefaultDirectRateLimiter::direct(quota.allow_burst(burst))
+}
+
+fn ops_room(hall: &Hall) -> OpsRoom {
+    OpsRoom {
+        id: hall.room.settings.id.clone(),
+        store: hall.room.store.clone(),
+        terms: terms(&hall.room),
+    }
+}
+
+async fn watch_store(store: Store, metrics: Arc<Metrics>, stop: Stop) {
+    let mut ups = store.ups();
+    let mut was_up = None;
+    loop {
+        let up = *ups.borrow_and_update();
+        metrics.store_is_up(up);
+        if was_up != Some(up) {
+            match (was_up, up) {
+                (Some(true), false) => tracing::error!("the store is lost: nobody is called, places are kept, admitted visitors go on"),
+                (Some(false), true) => tracing::info!("the store is back"),
+                _ => {}
+            }
+            was_up = Some(up);
+        }
+        tokio::select! {
+            () = stop.draining.cancelled() => return,
+            changed = ups.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn say_hello(config: &Config, url: &str, private: bool) {
+    let place = if private { "a private Redis" } else { "your Redis" };
+    let data: PathBuf = config.store.data_dir.clone();
+    tracing::info!(
+        listen = %config.server.listen,
+        operators = %config.ops.listen,
+        rooms = config.rooms.iter().map(|room| room.id.as_str()).collect::<Vec<_>>().join(","),
+        store = place,
+        data = if private { data.display().to_string() } else { String::new() },
+        "waitgate serves"
+    );
+    tracing::debug!(url = if private { url } else { "(as configured)" }, "the store");
+}

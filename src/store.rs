@@ -186,8 +186,10 @@ impl Store {
 
     /// One plain command.
     async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
-        self.call("a plain command", |mut connection| async move { command.query_async(&mut connection).await }.boxed())
-            .await
+        self.call("a plain command", |mut connection| {
+            async move { command.query_async(&mut connection).await }.boxed()
+        })
+        .await
     }
 
     /// One script, whose answer is words.
@@ -200,8 +202,10 @@ impl Store {
             invocation.arg(argument.as_slice());
         }
         let invocation = &invocation;
-        self.call(name, |mut connection| async move { invocation.invoke_async(&mut connection).await }.boxed())
-            .await
+        self.call(name, |mut connection| {
+            async move { invocation.invoke_async(&mut connection).await }.boxed()
+        })
+        .await
     }
 
     async fn call<'a, T>(

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
+use http::HeaderValue;
 use jsonwebtoken::{Algorithm, Header, Validation};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,15 @@ pub struct Admission {
     pub epoch: Epoch,
     /// When it expires.
     pub until_ms: UnixMs,
+}
+
+/// An admission together with the token that proves it, as a backend is given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// What it says.
+    pub admission: Admission,
+    /// The token, as a header's value; marked so that no log shows it.
+    pub token: HeaderValue,
 }
 
 /// What a token turned out to be.
@@ -100,7 +110,7 @@ pub struct Tokens {
 #[derive(Clone, Debug)]
 struct Remembered {
     room: Box<str>,
-    admission: Arc<Admission>,
+    pass: Arc<Pass>,
 }
 
 impl Tokens {
@@ -165,7 +175,11 @@ impl Tokens {
         };
         let ring = self.ring.load();
         let key = ring.signer(now_ms);
-        Ok(jsonwebtoken::encode(&header(Algorithm::HS256, &key.kid), &claims, &key.ticket_encoding)?)
+        Ok(jsonwebtoken::encode(
+            &header(Algorithm::HS256, &key.kid),
+            &claims,
+            &key.ticket_encoding,
+        )?)
     }
 
     /// Verifies a ticket of a room.
@@ -194,7 +208,7 @@ impl Tokens {
     ///
     /// # Errors
     /// The key cannot sign.
-    pub fn sign_admission(&self, room: &config::Room, admission: &Admission, now_ms: UnixMs) -> Result<String, KeyFault> {
+    pub fn sign_admission(&self, room: &config::Room, admission: Admission, now_ms: UnixMs) -> Result<Pass, KeyFault> {
         let lasts_s = room.admission_ttl.as_secs();
         let exp = admission.until_ms / 1000;
         let claims = AdmissionClaims {
@@ -209,27 +223,35 @@ impl Tokens {
         };
         let ring = self.ring.load();
         let key = ring.signer(now_ms);
-        Ok(jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding)?)
+        let token = jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding)?;
+        pass(admission, &token).ok_or(KeyFault::Text)
     }
 
     /// Verifies an admission to a room, from memory where it was verified before.
     #[must_use]
-    pub fn verify_admission(&self, room: &str, token: &str, now_ms: UnixMs) -> Verified<Arc<Admission>> {
+    pub fn verify_admission(&self, room: &str, token: &str, now_ms: UnixMs) -> Verified<Arc<Pass>> {
         if let Some(known) = self.remembered.get(token).filter(|known| &*known.room == room) {
-            let good = known.admission.until_ms > now_ms;
-            return if good { Verified::Good(Arc::clone(&known.admission)) } else { Verified::Expired };
+            let good = known.pass.admission.until_ms > now_ms;
+            return if good {
+                Verified::Good(Arc::clone(&known.pass))
+            } else {
+                Verified::Expired
+            };
         }
         let verified = self.check_admission(room, token, now_ms);
-        if let Verified::Good(admission) = &verified
+        if let Verified::Good(pass) = &verified
             && self.remembered.len() < MAX_REMEMBERED
         {
-            let remembered = Remembered { room: room.into(), admission: Arc::clone(admission) };
+            let remembered = Remembered {
+                room: room.into(),
+                pass: Arc::clone(pass),
+            };
             self.remembered.insert(token.into(), remembered);
         }
         verified
     }
 
-    fn check_admission(&self, room: &str, token: &str, now_ms: UnixMs) -> Verified<Arc<Admission>> {
+    fn check_admission(&self, room: &str, token: &str, now_ms: UnixMs) -> Verified<Arc<Pass>> {
         let ring = self.ring.load();
         let Some(key) = known_key(&ring, token, Algorithm::EdDSA) else {
             return Verified::Forged;
@@ -241,20 +263,29 @@ impl Tokens {
         match jsonwebtoken::decode::<AdmissionClaims>(token, &key.admission_decoding, &validation) {
             Ok(token) if token.claims.room != room || token.claims.sub.is_empty() || !is_id(&token.claims.jti) => Verified::Forged,
             Ok(token) if token.claims.exp <= now_ms / 1000 => Verified::Expired,
-            Ok(token) => Verified::Good(Arc::new(Admission {
-                ticket: token.claims.jti,
-                user: token.claims.sub,
-                epoch: token.claims.epoch,
-                until_ms: token.claims.exp * 1000,
-            })),
+            Ok(checked) => {
+                let admission = Admission {
+                    ticket: checked.claims.jti,
+                    user: checked.claims.sub,
+                    epoch: checked.claims.epoch,
+                    until_ms: checked.claims.exp * 1000,
+                };
+                pass(admission, token).map_or(Verified::Forged, |pass| Verified::Good(Arc::new(pass)))
+            }
             Err(_) => Verified::Forged,
         }
     }
 
     /// Forgets admissions that are over. To be called now and then, off the request path.
     pub fn prune(&self, now_ms: UnixMs) {
-        self.remembered.retain(|_, known| known.admission.until_ms > now_ms);
+        self.remembered.retain(|_, known| known.pass.admission.until_ms > now_ms);
     }
+}
+
+fn pass(admission: Admission, token: &str) -> Option<Pass> {
+    let mut value = HeaderValue::from_str(token).ok()?;
+    value.set_sensitive(true);
+    Some(Pass { admission, token: value })
 }
 
 fn header(algorithm: Algorithm, kid: &str) -> Header {

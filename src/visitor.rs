@@ -40,7 +40,11 @@ impl Address {
     pub fn find(settings: &config::Client, peer: SocketAddr, headers: &HeaderMap) -> Self {
         let peer = peer.ip().to_canonical();
         let trusted_peer = trusts(&settings.trusted_proxies, peer);
-        let ip = if trusted_peer { behind_proxies(settings, peer, headers) } else { peer };
+        let ip = if trusted_peer {
+            behind_proxies(settings, peer, headers)
+        } else {
+            peer
+        };
         let https = trusted_peer
             && headers
                 .get_all(X_FORWARDED_PROTO)
@@ -101,7 +105,10 @@ fn read_address(text: &str) -> Option<IpAddr> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Some(socket.ip().to_canonical());
     }
-    let bare = text.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(text, |(inner, _)| inner);
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once(']'))
+        .map_or(text, |(inner, _)| inner);
     let bare = bare.split_once('%').map_or(bare, |(address, _zone)| address);
     bare.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
@@ -164,7 +171,10 @@ mod tests {
         assert_eq!(found(&one, "10.0.0.1", &[(xff, "1.1.1.1, rubbish")]), "10.0.0.1");
         assert_eq!(found(&one, "10.0.0.1", &[(xff, "1.1.1.1, rubbish, 10.0.0.7")]), "10.0.0.7");
         assert_eq!(found(&one, "10.0.0.1", &[]), "10.0.0.1");
-        assert_eq!(found(&one, "10.0.0.1", &[("x-real-ip", "1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")]), "10.0.0.1");
+        assert_eq!(
+            found(&one, "10.0.0.1", &[("x-real-ip", "1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")]),
+            "10.0.0.1"
+        );
         assert_eq!(found(&one, "::ffff:10.0.0.1", &[(xff, "[2001:db8::1]:443")]), "2001:db8::");
     }
 
@@ -172,7 +182,14 @@ mod tests {
     fn forwarded_is_read_when_it_is_the_chosen_header() {
         let one = settings(&["10.0.0.0/8"], config::ForwardedHeader::Forwarded);
         let name = "forwarded";
-        assert_eq!(found(&one, "10.0.0.1", &[(name, "for=6.6.6.6, For=\"[2001:db8:1:2:3::1]:80\";proto=https")]), "2001:db8:1:2::");
+        assert_eq!(
+            found(
+                &one,
+                "10.0.0.1",
+                &[(name, "for=6.6.6.6, For=\"[2001:db8:1:2:3::1]:80\";proto=https")]
+            ),
+            "2001:db8:1:2::"
+        );
         assert_eq!(found(&one, "10.0.0.1", &[(name, "for=unknown")]), "10.0.0.1");
         assert_eq!(found(&one, "10.0.0.1", &[(name, "for=_hidden")]), "10.0.0.1");
     }

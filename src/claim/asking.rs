@@ -40,7 +40,13 @@ pub fn key(head: &Parts) -> Result<String, Unreadable> {
 #[must_use]
 pub fn fingerprint(head: &Parts, body: &[u8]) -> String {
     let mut hash = digest::Context::new(&digest::SHA256);
-    for part in [head.method.as_str().as_bytes(), b"\n", head.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes(), b"\n", body] {
+    for part in [
+        head.method.as_str().as_bytes(),
+        b"\n",
+        head.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes(),
+        b"\n",
+        body,
+    ] {
         hash.update(part);
     }
     BASE64URL_NOPAD.encode(hash.finish().as_ref())
@@ -51,7 +57,11 @@ pub fn fingerprint(head: &Parts, body: &[u8]) -> String {
 /// # Errors
 /// The field is there and is no whole number from 1.
 pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> {
-    let kind = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = head
+        .headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     let found = if kind.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
         in_form(body, field)
@@ -62,7 +72,11 @@ pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> 
     };
     match found {
         None => Ok(1),
-        Some(text) => text.parse().ok().filter(|units| (1..=MAX_UNITS).contains(units)).ok_or(Unreadable::Units),
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|units| (1..=MAX_UNITS).contains(units))
+            .ok_or(Unreadable::Units),
     }
 }
 
@@ -110,7 +124,13 @@ mod tests {
         assert_eq!(units(&form, b"size=L&quantity=2", "quantity"), Ok(2));
         assert_eq!(units(&form, b"", "quantity"), Ok(1));
         assert_eq!(units(&head(&[]), b"quantity=9", "quantity"), Ok(1));
-        for bad in [&br#"{"quantity":0}"#[..], br#"{"quantity":-1}"#, br#"{"quantity":1.5}"#, br#"{"quantity":[1]}"#, br#"{"quantity":1e9}"#] {
+        for bad in [
+            &br#"{"quantity":0}"#[..],
+            br#"{"quantity":-1}"#,
+            br#"{"quantity":1.5}"#,
+            br#"{"quantity":[1]}"#,
+            br#"{"quantity":1e9}"#,
+        ] {
             assert_eq!(units(&json, bad, "quantity"), Err(Unreadable::Units));
         }
         assert_eq!(units(&form, b"quantity=", "quantity"), Err(Unreadable::Units));
@@ -125,7 +145,10 @@ mod tests {
         for bad in ["", "a b", "\u{e9}", &"x".repeat(129)] {
             assert_eq!(key(&head(&[("idempotency-key", bad)])), Err(Unreadable::Key), "{bad}");
         }
-        assert_eq!(key(&head(&[("idempotency-key", "a"), ("idempotency-key", "b")])), Err(Unreadable::Key));
+        assert_eq!(
+            key(&head(&[("idempotency-key", "a"), ("idempotency-key", "b")])),
+            Err(Unreadable::Key)
+        );
     }
 
     /// CASE 121: another body, path or query is another claim.

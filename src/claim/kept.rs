@@ -45,7 +45,9 @@ pub fn replay(kept: &[u8]) -> Option<Response<Body>> {
     let mut response = Response::new(Body::full(Bytes::from(body)));
     *response.status_mut() = StatusCode::from_u16(head.status).ok()?;
     for (name, value) in head.headers {
-        response.headers_mut().append(HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?);
+        response
+            .headers_mut()
+            .append(HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?);
     }
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     Some(response)
@@ -70,7 +72,10 @@ mod tests {
         assert_eq!(response.status(), 201);
         assert_eq!(response.headers()["location"], "/order/7");
         assert_eq!(response.headers()["idempotency-replayed"], "true");
-        assert!(!response.headers().contains_key("set-cookie"), "a session of another moment is not repeated");
+        assert!(
+            !response.headers().contains_key("set-cookie"),
+            "a session of another moment is not repeated"
+        );
         assert_eq!(&response.into_body().collect().await.unwrap().to_bytes()[..], b"yours\n\x00\xff");
     }
 

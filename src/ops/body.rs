@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use crate::body::Body;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
 
 use crate::response::problem::Problem;
 
@@ -18,7 +18,7 @@ const MAX_BODY: usize = 16 * 1024;
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads a body that is small, quick, and JSON if it is anything.
-pub(super) async fn read(parts: &Parts, body: Incoming) -> Result<Bytes, Problem> {
+pub(super) async fn read(parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     let too_large = || {
         let detail = format!("A body may have {MAX_BODY} bytes.");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "The body is too large", detail)

@@ -142,7 +142,11 @@ fn hex(digit: u8) -> Option<u8> {
 
 fn same(left: &str, right: &str, ignore_case: bool) -> bool {
     let right = without_trailing_slash(right);
-    if ignore_case { left.eq_ignore_ascii_case(right) } else { left == right }
+    if ignore_case {
+        left.eq_ignore_ascii_case(right)
+    } else {
+        left == right
+    }
 }
 
 fn under(reading: &str, prefix: &str, ignore_case: bool) -> bool {
@@ -207,7 +211,18 @@ mod tests {
             assert!(guarded(spelling, true) != Ok(false), "{spelling} went by");
         }
         assert_eq!(guarded("/SALE", false), Ok(false), "case matters where the backend says so");
-        for free in ["/public", "/sales", "/sal", "/", "/x/sale", "/pub;sale", "/.well-known/x", "/a..b/c", "/%zz", "/100%"] {
+        for free in [
+            "/public",
+            "/sales",
+            "/sal",
+            "/",
+            "/x/sale",
+            "/pub;sale",
+            "/.well-known/x",
+            "/a..b/c",
+            "/%zz",
+            "/100%",
+        ] {
             assert_eq!(guarded(free, true), Ok(false), "{free}");
         }
     }

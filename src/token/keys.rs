@@ -38,6 +38,9 @@ pub enum KeyFault {
     /// The library refused.
     #[error("a token cannot be signed")]
     Sign(#[from] jsonwebtoken::errors::Error),
+    /// A token that cannot be sent.
+    #[error("a token was signed that is no header's value")]
+    Text,
     /// The machine has no randomness.
     #[error("no random bytes can be had from this machine")]
     Random,
@@ -119,10 +122,18 @@ impl Keyring {
     }
 
     fn parse(file: &Path, text: String) -> Result<Self, KeyFault> {
-        let damaged = |what: &str| KeyFault::Damaged { file: file.to_path_buf(), what: what.to_owned() };
+        let damaged = |what: &str| KeyFault::Damaged {
+            file: file.to_path_buf(),
+            what: what.to_owned(),
+        };
         let stored: KeyFile = serde_json::from_str(&text).map_err(|fault| damaged(&fault.to_string()))?;
         let login = decode(&stored.login_secret).ok_or_else(|| damaged("login_secret is not base64url of 32 bytes"))?;
-        let keys = stored.keys.iter().map(Key::open).collect::<Option<Vec<_>>>().ok_or_else(|| damaged("a key cannot be read"))?;
+        let keys = stored
+            .keys
+            .iter()
+            .map(Key::open)
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| damaged("a key cannot be read"))?;
         if keys.is_empty() {
             return Err(damaged("there is no key in it"));
         }
@@ -142,7 +153,11 @@ impl Keyring {
     /// The key that signs now: the newest whose time has come.
     #[must_use]
     pub fn signer(&self, now_ms: UnixMs) -> &Key {
-        let due = self.keys.iter().filter(|key| key.signs_from_ms <= now_ms).max_by_key(|key| key.signs_from_ms);
+        let due = self
+            .keys
+            .iter()
+            .filter(|key| key.signs_from_ms <= now_ms)
+            .max_by_key(|key| key.signs_from_ms);
         due.unwrap_or(&self.keys[0])
     }
 
@@ -168,7 +183,10 @@ impl Keyring {
 /// # Errors
 /// The file cannot be read, written or understood.
 pub fn rotate(file: &Path, signs_from_ms: UnixMs) -> Result<String, KeyFault> {
-    let damaged = |what: String| KeyFault::Damaged { file: file.to_path_buf(), what };
+    let damaged = |what: String| KeyFault::Damaged {
+        file: file.to_path_buf(),
+        what,
+    };
     let mut stored: KeyFile = serde_json::from_str(&read(file)?).map_err(|fault| damaged(fault.to_string()))?;
     let added = Stored::make(signs_from_ms)?;
     let kid = Key::open(&added).map(|key| key.kid).ok_or(KeyFault::Random)?;
@@ -226,7 +244,10 @@ fn write(file: &Path, keys: &KeyFile, how: &mut fs::OpenOptions) -> Result<(), K
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder).map_err(fault)?;
     }
-    let text = serde_json::to_string_pretty(keys).map_err(|broken| KeyFault::Damaged { file: file.to_path_buf(), what: broken.to_string() })?;
+    let text = serde_json::to_string_pretty(keys).map_err(|broken| KeyFault::Damaged {
+        file: file.to_path_buf(),
+        what: broken.to_string(),
+    })?;
     let mut opened = how.write(true).mode(0o600).open(file).map_err(fault)?;
     opened.write_all(text.as_bytes()).and_then(|()| opened.sync_all()).map_err(fault)
 }
@@ -239,7 +260,10 @@ fn random_text(bytes: usize) -> Result<String, KeyFault> {
 
 /// 128 random bits, as text: for tickets, reservations and operations.
 #[must_use]
-#[allow(clippy::expect_used, reason = "the kernel's generator does not fail once it has begun, and an id that can be guessed is worse than a stop")]
+#[allow(
+    clippy::expect_used,
+    reason = "the kernel's generator does not fail once it has begun, and an id that can be guessed is worse than a stop"
+)]
 pub fn random_id() -> String {
     let mut random = [0; 16];
     rand::fill(&mut random).expect("the kernel gives random bytes");

@@ -45,6 +45,12 @@ fn admission(until_ms: UnixMs) -> Admission {
     }
 }
 
+fn signed(tokens: &Tokens, room: &config::Room, admission: Admission, at: UnixMs) -> String {
+    let pass = tokens.sign_admission(room, admission, at).unwrap();
+    assert!(pass.token.is_sensitive(), "no log may show it");
+    pass.token.to_str().unwrap().to_owned()
+}
+
 #[test]
 fn a_ticket_comes_back_as_it_was_and_is_short() {
     let (_folder, tokens) = tokens();
@@ -52,7 +58,11 @@ fn a_ticket_comes_back_as_it_was_and_is_short() {
     let signed = tokens.sign_ticket(&"r".repeat(32), &ticket, NOW).unwrap();
     assert!(signed.len() <= 320, "{} bytes", signed.len());
     assert_eq!(tokens.verify_ticket(&"r".repeat(32), &signed, NOW), Verified::Good(ticket));
-    assert_eq!(tokens.verify_ticket("42", &signed, NOW), Verified::Forged, "a ticket of another room");
+    assert_eq!(
+        tokens.verify_ticket("42", &signed, NOW),
+        Verified::Forged,
+        "a ticket of another room"
+    );
     assert_eq!(tokens.verify_ticket(&"r".repeat(32), &signed, NOW + 3_600_000), Verified::Expired);
 }
 
@@ -61,19 +71,23 @@ fn a_ticket_comes_back_as_it_was_and_is_short() {
 fn an_admission_ends_when_it_says() {
     let (_folder, tokens) = tokens();
     let room = room("42");
-    let signed = tokens.sign_admission(&room, &admission(NOW + 60_000), NOW).unwrap();
+    let signed = signed(&tokens, &room, admission(NOW + 60_000), NOW);
     assert!(signed.len() <= 480, "{} bytes", signed.len());
     assert!(matches!(tokens.verify_admission("42", &signed, NOW), Verified::Good(_)));
     assert!(matches!(tokens.verify_admission("42", &signed, NOW + 59_999), Verified::Good(_)));
     assert_eq!(tokens.verify_admission("42", &signed, NOW + 60_000), Verified::Expired);
-    assert_eq!(tokens.verify_admission("43", &signed, NOW), Verified::Forged, "remembered for one room, not for another");
+    assert_eq!(
+        tokens.verify_admission("43", &signed, NOW),
+        Verified::Forged,
+        "remembered for one room, not for another"
+    );
 }
 
 #[test]
 fn the_same_admission_is_the_same_token() {
     let (_folder, tokens) = tokens();
     let (room, admission) = (room("42"), admission(NOW + 60_000));
-    let sign = |at| tokens.sign_admission(&room, &admission, at).unwrap();
+    let sign = |at| signed(&tokens, &room, admission.clone(), at);
     assert_eq!(sign(NOW), sign(NOW + 30_000));
 }
 
@@ -82,7 +96,7 @@ fn the_same_admission_is_the_same_token() {
 fn whatever_is_malformed_is_not_admitted() {
     let (_folder, tokens) = tokens();
     let (room, ticket) = (room("42"), ticket());
-    let good = tokens.sign_admission(&room, &admission(NOW + 60_000), NOW).unwrap();
+    let good = signed(&tokens, &room, admission(NOW + 60_000), NOW);
     let ticket = tokens.sign_ticket("42", &ticket, NOW).unwrap();
     let ring = tokens.ring.load();
     let key = ring.signer(NOW);
@@ -93,7 +107,10 @@ fn whatever_is_malformed_is_not_admitted() {
         jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding).unwrap()
     };
     assert!(matches!(tokens.verify_admission("42", &claims(|_| {}), NOW), Verified::Good(_)));
-    assert!(matches!(tokens.verify_admission("42", &claims(|c| c["aud"] = serde_json::json!(["x", "42"])), NOW), Verified::Forged | Verified::Good(_)));
+    assert!(matches!(
+        tokens.verify_admission("42", &claims(|c| c["aud"] = serde_json::json!(["x", "42"])), NOW),
+        Verified::Forged | Verified::Good(_)
+    ));
     let mut bad = vec![
         claims(|c| c["aud"] = "43".into()),
         claims(|c| c["room"] = "43".into()),
@@ -109,7 +126,12 @@ fn whatever_is_malformed_is_not_admitted() {
         "x".repeat(1 << 20),
         good[..good.len() - 2].to_owned(),
         good.replacen('.', "..", 1),
-        jsonwebtoken::encode(&header(Algorithm::HS256, &key.kid), &serde_json::json!({"aud": "42"}), &key.ticket_encoding).unwrap(),
+        jsonwebtoken::encode(
+            &header(Algorithm::HS256, &key.kid),
+            &serde_json::json!({"aud": "42"}),
+            &key.ticket_encoding,
+        )
+        .unwrap(),
     ];
     for name in ["aud", "exp", "sub", "iss", "room", "epoch", "jti"] {
         let mut claims = serde_json::json!({"iss": "waitgate", "aud": "42", "sub": "u1", "jti": keys::random_id(), "iat": NOW / 1000,
@@ -120,7 +142,11 @@ fn whatever_is_malformed_is_not_admitted() {
     for token in bad {
         assert_eq!(tokens.verify_admission("42", &token, NOW), Verified::Forged, "{token:.80}");
     }
-    assert_eq!(tokens.verify_ticket("42", &good, NOW), Verified::Forged, "an admission is no ticket");
+    assert_eq!(
+        tokens.verify_ticket("42", &good, NOW),
+        Verified::Forged,
+        "an admission is no ticket"
+    );
 }
 
 /// CASE 88: the new key verifies before it signs; what the old one signed stays good.
@@ -135,7 +161,11 @@ fn rotation_throws_nobody_out() {
     assert!(tokens.reload().unwrap());
     assert!(!tokens.reload().unwrap(), "nothing changed since");
     let kid_of = |token: &str| jsonwebtoken::decode_header(token).unwrap().kid.unwrap();
-    assert_ne!(kid_of(&tokens.sign_ticket("42", &ticket(), NOW).unwrap()), kid, "it must not sign before its time");
+    assert_ne!(
+        kid_of(&tokens.sign_ticket("42", &ticket(), NOW).unwrap()),
+        kid,
+        "it must not sign before its time"
+    );
     assert!(other.reload().unwrap());
     let after = tokens.sign_ticket("42", &ticket(), NOW + 10_000).unwrap();
     assert_eq!(kid_of(&after), kid);
@@ -144,7 +174,13 @@ fn rotation_throws_nobody_out() {
     }
     assert_eq!(tokens.ticket_id("42", Some("ann")), login, "a login keeps its place");
     assert_ne!(tokens.ticket_id("43", Some("ann")), login);
-    assert_eq!(serde_json::from_slice::<serde_json::Value>(&tokens.jwks()).unwrap()["keys"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&tokens.jwks()).unwrap()["keys"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
 }
 
 #[test]
@@ -156,5 +192,8 @@ fn the_key_file_is_for_its_owner_only_and_damage_is_said() {
     std::fs::write(&file, "{").unwrap();
     assert!(matches!(tokens.reload(), Err(KeyFault::Damaged { .. })));
     let signed = tokens.sign_ticket("42", &ticket(), Clock::moved(NOW).now_ms()).unwrap();
-    assert!(matches!(tokens.verify_ticket("42", &signed, NOW), Verified::Good(_)), "the old keys stay in use");
+    assert!(
+        matches!(tokens.verify_ticket("42", &signed, NOW), Verified::Good(_)),
+        "the old keys stay in use"
+    );
 }

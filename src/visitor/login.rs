@@ -77,7 +77,12 @@ impl Reader {
     pub fn user(&self, headers: &HeaderMap, address: Address, now_ms: UnixMs) -> Option<String> {
         let user = match &self.how {
             How::Header(name) => headers.get(name).filter(|_| address.trusted_peer)?.to_str().ok()?.trim().to_owned(),
-            How::Jwt { cookie, key, validation, claim } => cookies(headers, cookie).find_map(|token| {
+            How::Jwt {
+                cookie,
+                key,
+                validation,
+                claim,
+            } => cookies(headers, cookie).find_map(|token| {
                 let short = (token.len() <= MAX_TOKEN).then_some(token)?;
                 let token = jsonwebtoken::decode::<serde_json::Value>(short, key, validation).ok()?;
                 let expires_s = token.claims.get("exp")?.as_f64()?;

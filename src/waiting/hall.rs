@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use governor::DefaultDirectRateLimiter;
 use http::HeaderMap;
 use http::header::{HeaderName, SET_COOKIE};
 use http::response::Parts;
@@ -9,6 +10,7 @@ use http::response::Parts;
 use super::live::Feed;
 use crate::clock::UnixMs;
 use crate::config;
+use crate::fault::Fault;
 use crate::limit::{Limits, Over};
 use crate::queue::Line;
 use crate::response::pages::Pages;
@@ -17,7 +19,7 @@ use crate::stop::Stop;
 use crate::store::scripts::{Epoch, Place};
 use crate::telemetry::{Metrics, RoomMetrics};
 use crate::token::cookie::{self, Names};
-use crate::token::{Admission, Ticket, Tokens, Verified};
+use crate::token::{Admission, Pass, Ticket, Tokens, Verified};
 use crate::visitor::login::Reader;
 use crate::visitor::{Address, cookies};
 
@@ -60,6 +62,8 @@ pub struct Hall {
     pub login: Option<Reader>,
     /// `/.waitgate/42`.
     pub routes: String,
+    /// The room's rate in this process, for a room that opens when the store is lost.
+    pub open_door: Option<DefaultDirectRateLimiter>,
 }
 
 /// Who is in front of a room, as far as signatures say.
@@ -69,8 +73,8 @@ pub struct Presented {
     pub user: Option<String>,
     /// A ticket of this room.
     pub ticket: Option<Ticket>,
-    /// The ticket came with the request as it is, signed and of the present key and epoch: no new one need be set.
-    pub admission: Option<Arc<Admission>>,
+    /// An admission to this room.
+    pub pass: Option<Arc<Pass>>,
     /// A cookie of ours came that is no good any more.
     pub stale: bool,
 }
@@ -80,7 +84,7 @@ impl Presented {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         let ticket = self.ticket.as_ref().map(|ticket| ticket.id.as_str());
-        let admission = self.admission.as_ref().map(|admission| admission.user.as_str());
+        let admission = self.pass.as_ref().map(|pass| pass.admission.user.as_str());
         self.user.as_deref().or(admission).or(ticket)
     }
 }
@@ -113,8 +117,8 @@ impl Hall {
         let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
         for token in cookies(headers, &self.names.admission).chain(in_header) {
             match house.tokens.verify_admission(id, token, now_ms) {
-                Verified::Good(admission) => {
-                    presented.admission = Some(admission);
+                Verified::Good(pass) => {
+                    presented.pass = Some(pass);
                     break;
                 }
                 Verified::Expired => presented.stale = true,
@@ -133,7 +137,7 @@ impl Hall {
         let Some(user) = &presented.user else { return };
         let id = house.tokens.ticket_id(&self.room.settings.id, Some(user));
         presented.ticket = presented.ticket.take().filter(|ticket| ticket.id == id);
-        presented.admission = presented.admission.take().filter(|admission| admission.user == *user);
+        presented.pass = presented.pass.take().filter(|pass| pass.admission.user == *user);
     }
 
     /// A new ticket without a place.
@@ -151,7 +155,10 @@ impl Hall {
     pub fn set_ticket(&self, house: &House, ticket: &Ticket, head: &mut Parts) {
         let now_ms = self.room.now_ms();
         match house.tokens.sign_ticket(&self.room.settings.id, ticket, now_ms) {
-            Ok(token) => set(head, cookie::set(house.cookies, &self.names.ticket, &token, house.tokens.ticket_ttl_s())),
+            Ok(token) => set(
+                head,
+                cookie::set(house.cookies, &self.names.ticket, &token, house.tokens.ticket_ttl_s()),
+            ),
             Err(fault) => tracing::error!(%fault, "a ticket could not be signed"),
         }
     }
@@ -159,41 +166,40 @@ impl Hall {
     /// Sets the ticket's cookie if what the visitor holds does not say its place.
     pub fn set_place(&self, house: &House, held: &Ticket, epoch: Epoch, place: Place, head: &mut Parts) {
         if held.place != place {
-            let ticket = Ticket { epoch, place, ..held.clone() };
+            let ticket = Ticket {
+                epoch,
+                place,
+                ..held.clone()
+            };
             self.set_ticket(house, &ticket, head);
         }
     }
 
-    /// Sets the admission's cookie. False when it could not be signed.
-    pub fn set_admission(&self, house: &House, admission: &Admission, head: &mut Parts) -> bool {
-        let now_ms = self.room.now_ms();
-        match house.tokens.sign_admission(&self.room.settings, admission, now_ms) {
-            Ok(token) => {
-                let lasts_s = admission.until_ms.saturating_sub(now_ms).div_ceil(1000);
-                set(head, cookie::set(house.cookies, &self.names.admission, &token, lasts_s));
-                true
-            }
-            Err(fault) => {
-                tracing::error!(%fault, "an admission could not be signed");
-                false
-            }
-        }
+    /// Lets a ticket in until then: the same pass for the same admission, however often it is asked for.
+    ///
+    /// # Errors
+    /// The key cannot sign.
+    pub fn let_in(&self, house: &House, ticket: &str, user: Option<&str>, until_ms: UnixMs) -> Result<Pass, Fault> {
+        let admission = Admission {
+            ticket: ticket.to_owned(),
+            user: user.unwrap_or(ticket).to_owned(),
+            epoch: self.room.live().shown.epoch,
+            until_ms,
+        };
+        let signed = house.tokens.sign_admission(&self.room.settings, admission, self.room.now_ms());
+        signed.map_err(|fault| Fault::Us(format!("an admission could not be signed: {fault}")))
+    }
+
+    /// Sets the admission's cookie.
+    pub fn set_pass(&self, house: &House, pass: &Pass, head: &mut Parts) {
+        let lasts_s = pass.admission.until_ms.saturating_sub(self.room.now_ms()).div_ceil(1000);
+        let token = pass.token.to_str().unwrap_or_default();
+        set(head, cookie::set(house.cookies, &self.names.admission, token, lasts_s));
     }
 
     /// Takes the ticket's cookie back.
     pub fn clear_ticket(&self, house: &House, head: &mut Parts) {
         set(head, cookie::clear(house.cookies, &self.names.ticket));
-    }
-
-    /// The admission that a ticket was turned into.
-    #[must_use]
-    pub fn admission(&self, ticket: &Ticket, user: Option<&str>, until_ms: UnixMs) -> Admission {
-        Admission {
-            ticket: ticket.id.clone(),
-            user: user.unwrap_or(&ticket.id).to_owned(),
-            epoch: self.room.live().shown.epoch,
-            until_ms,
-        }
     }
 }
 

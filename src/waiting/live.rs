@@ -110,7 +110,8 @@ impl Feed {
     /// # Errors
     /// As many are kept waiting here as may be.
     pub fn seen(&self, ticket: &str, place: Place) -> Result<(), Full> {
-        self.here().greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)
+        self.here()
+            .greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)
     }
 
     /// How many streams are open.
@@ -178,7 +179,9 @@ impl Feed {
     #[must_use]
     pub fn here_after_all(&self, tickets: &[String]) -> Vec<Presence> {
         let here = self.here();
-        let found = tickets.iter().filter_map(|ticket| here.present.get(ticket).map(|guest| (ticket, guest)));
+        let found = tickets
+            .iter()
+            .filter_map(|ticket| here.present.get(ticket).map(|guest| (ticket, guest)));
         let mut back = Vec::new();
         for (ticket, guest) in found {
             if !guest.seats.is_empty() {
@@ -225,7 +228,11 @@ impl Feed {
             let bite: Vec<(Key, Arc<Seat>)> = {
                 let here = self.here();
                 let from = last.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-                here.waiting.range((from, std::ops::Bound::Unbounded)).take(BITE).map(|(key, seat)| (*key, Arc::clone(seat))).collect()
+                here.waiting
+                    .range((from, std::ops::Bound::Unbounded))
+                    .take(BITE)
+                    .map(|(key, seat)| (*key, Arc::clone(seat)))
+                    .collect()
             };
             let Some((key, _)) = bite.last() else { break };
             last = Some(*key);
@@ -264,7 +271,9 @@ impl Feed {
         view.ahead = view.ahead.map(|ahead| ahead.min(before));
         let told_ms = seat.told_ms.load(Relaxed);
         let quiet_ms = sight.now_ms.saturating_sub(told_ms);
-        let every_ms = view.wait_low_s.map_or(UPDATE_MS.0, |low| (low * 1000 / 50).clamp(UPDATE_MS.0, UPDATE_MS.1));
+        let every_ms = view
+            .wait_low_s
+            .map_or(UPDATE_MS.0, |low| (low * 1000 / 50).clamp(UPDATE_MS.0, UPDATE_MS.1));
         let news = view.ahead.is_some_and(|ahead| ahead != before) && quiet_ms >= every_ms;
         if changed || news || !seat.was_told(&view) {
             let message = Message::new(&view);

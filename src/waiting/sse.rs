@@ -14,6 +14,7 @@ use http_body::{Body as HttpBody, Frame};
 
 use super::seat::{Message, Next, Taken};
 use crate::body::Body;
+use crate::telemetry::Counted;
 
 /// Proxies of nginx's kind buffer a stream unless told.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -25,6 +26,7 @@ const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 struct Events {
     first: Option<Bytes>,
     taken: Option<Taken>,
+    _counted: Option<Counted>,
 }
 
 impl HttpBody for Events {
@@ -59,12 +61,13 @@ impl HttpBody for Events {
 
 /// A stream that begins with this view; without a seat it ends there.
 #[must_use]
-pub fn stream(view: &Message, taken: Option<Taken>) -> Response<Body> {
+pub fn stream(view: &Message, taken: Option<Taken>, counted: Option<Counted>) -> Response<Body> {
     let mut first = format!("retry: {}\n", fastrand::u32(1_000..4_000)).into_bytes();
     first.extend_from_slice(&view.event());
     answer(Events {
         first: Some(first.into()),
         taken,
+        _counted: counted,
     })
 }
 
@@ -74,6 +77,7 @@ pub fn come_back() -> Response<Body> {
     answer(Events {
         first: Some(bye(3_000, 10_000)),
         taken: None,
+        _counted: None,
     })
 }
 
