@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use futures_util::future::{BoxFuture, FutureExt as _};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, RedisError, Script, ServerErrorKind};
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError, Script, ScriptInvocation, ServerErrorKind,
+};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -85,6 +86,22 @@ struct Inner {
 
 struct Live {
     connection: MultiplexedConnection,
+}
+
+/// What is asked of the store; it can be put twice.
+enum Question<'a> {
+    Command(&'a redis::Cmd),
+    Script(&'a ScriptInvocation<'a>),
+}
+
+impl Question<'_> {
+    async fn put<T: FromRedisValue>(&self, live: &Live) -> Result<T, RedisError> {
+        let mut connection = live.connection.clone();
+        match self {
+            Self::Command(command) => command.query_async(&mut connection).await,
+            Self::Script(invocation) => invocation.invoke_async(&mut connection).await,
+        }
+    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -185,11 +202,8 @@ impl Store {
     }
 
     /// One plain command.
-    async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
-        self.call("a plain command", |mut connection| {
-            async move { command.query_async(&mut connection).await }.boxed()
-        })
-        .await
+    async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
+        self.put("a plain command", &Question::Command(command)).await
     }
 
     /// One script, whose answer is words.
@@ -201,22 +215,14 @@ impl Store {
         for argument in arguments {
             invocation.arg(argument.as_slice());
         }
-        let invocation = &invocation;
-        self.call(name, |mut connection| {
-            async move { invocation.invoke_async(&mut connection).await }.boxed()
-        })
-        .await
+        self.put(name, &Question::Script(&invocation)).await
     }
 
-    async fn call<'a, T>(
-        &self,
-        name: &'static str,
-        ask: impl Fn(MultiplexedConnection) -> BoxFuture<'a, Result<T, RedisError>>,
-    ) -> Result<T, StoreFault> {
+    async fn put<T: FromRedisValue>(&self, name: &'static str, question: &Question<'_>) -> Result<T, StoreFault> {
         let Some(live) = self.inner.live.load_full() else {
             return Err(StoreFault::Away);
         };
-        let error = match ask(live.connection.clone()).await {
+        let error = match question.put(&live).await {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -225,7 +231,7 @@ impl Store {
         }
         self.inner.drop_connection(&live);
         match self.next_connection(&live).await {
-            Some(next) => ask(next.connection.clone()).await.map_err(|error| self.fault(name, error, &next)),
+            Some(next) => question.put(&next).await.map_err(|error| self.fault(name, error, &next)),
             None => Err(StoreFault::Unknown(error)),
         }
     }

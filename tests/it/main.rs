@@ -6,4 +6,5 @@
 mod config;
 mod faults;
 mod harness;
+mod house;
 mod scripts;
