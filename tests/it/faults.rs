@@ -1,3 +1,4 @@
-//! What breaks, and what happens then.
+//! What happens when the things waitgate leans on break.
 
 mod embedded;
+mod store;

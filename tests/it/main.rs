@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "a test binary is used by nobody")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod between;
 mod config;
 mod faults;
 mod harness;
