@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::config;
@@ -214,39 +215,42 @@ async fn end_orphan(place: &Place) -> Result<(), EmbeddedFault> {
     Err(EmbeddedFault::Stubborn { socket })
 }
 
-/// The last lines of a server's log.
-#[derive(Clone, Debug, Default)]
-struct LastWords(Arc<Mutex<VecDeque<String>>>);
-
-impl LastWords {
-    fn keep(&self, line: String) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == LAST_LINES {
-            lines.pop_front();
-        }
-        lines.push_back(line);
-    }
-
-    fn tell(&self) -> String {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines: Vec<_> = lines.iter().map(|line| format!("  {line}")).collect();
-        lines.join("\n")
-    }
+/// What a server says: all of it goes to our log, its last lines are kept.
+#[derive(Debug, Default)]
+struct Words {
+    last: Arc<Mutex<VecDeque<String>>>,
+    followers: TaskTracker,
 }
 
-/// Follows one of the server's outputs: all of it goes to our log, its end is remembered.
-fn follow(output: impl AsyncRead + Send + Unpin + 'static, words: LastWords) {
-    tokio::spawn(async move {
-        let mut lines = BufReader::new(output).lines();
-        while let Ok(Some(line)) = lines.next_line().await {
-            if line.contains(" # ") {
-                tracing::info!("redis: {line}");
-            } else {
-                tracing::debug!("redis: {line}");
+impl Words {
+    fn follow(&self, output: impl AsyncRead + Send + Unpin + 'static) {
+        let last = Arc::clone(&self.last);
+        self.followers.spawn(async move {
+            let mut lines = BufReader::new(output).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if line.contains(" # ") {
+                    tracing::info!("redis: {line}");
+                } else {
+                    tracing::debug!("redis: {line}");
+                }
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.len() == LAST_LINES {
+                    last.pop_front();
+                }
+                last.push_back(line);
             }
-            words.keep(line);
-        }
-    });
+        });
+    }
+
+    /// The last lines of a server that has ended.
+    async fn last(&self) -> String {
+        self.followers.close();
+        // A child of its own may hold its output open.
+        let _ = timeout(Duration::from_secs(1), self.followers.wait()).await;
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines: Vec<_> = last.iter().map(|line| format!("  {line}")).collect();
+        lines.join("\n")
+    }
 }
 
 /// One run of the server.
@@ -254,7 +258,7 @@ struct Server {
     program: PathBuf,
     place: Place,
     child: Child,
-    words: LastWords,
+    words: Words,
 }
 
 impl Server {
@@ -282,8 +286,7 @@ impl Server {
         let mut told = begun;
         loop {
             if let Ok(Some(_)) = self.child.try_wait() {
-                sleep(Duration::from_millis(20)).await; // for its last words to arrive
-                let last_words = self.words.tell();
+                let last_words = self.words.last().await;
                 return Err(EmbeddedFault::Ended { last_words });
             }
             let state = match Line::open(self.place.socket()).await {
@@ -300,7 +303,7 @@ impl Server {
                     }
                 }
                 State::Silent if !reading && begun.elapsed() > PATIENCE => {
-                    let last_words = self.words.tell();
+                    let last_words = self.words.last().await;
                     return Err(EmbeddedFault::Silent { last_words });
                 }
                 State::Silent => {}
@@ -332,7 +335,7 @@ impl Server {
     }
 }
 
-fn run(program: &PathBuf, place: &Place) -> Result<(Child, LastWords), EmbeddedFault> {
+fn run(program: &PathBuf, place: &Place) -> Result<(Child, Words), EmbeddedFault> {
     let mut child = Command::new(program)
         .arg(place.config_file())
         .current_dir(place.folder())
@@ -346,12 +349,12 @@ fn run(program: &PathBuf, place: &Place) -> Result<(Child, LastWords), EmbeddedF
             program: program.display().to_string(),
             source,
         })?;
-    let words = LastWords::default();
+    let words = Words::default();
     if let Some(output) = child.stdout.take() {
-        follow(output, words.clone());
+        words.follow(output);
     }
     if let Some(output) = child.stderr.take() {
-        follow(output, words.clone());
+        words.follow(output);
     }
     Ok((child, words))
 }
@@ -366,7 +369,8 @@ async fn supervise(mut server: Server, stop: CancellationToken, pid: watch::Send
             ended = server.child.wait() => {
                 pid.send_replace(None);
                 let status = ended.map_or_else(|error| error.to_string(), |status| status.to_string());
-                tracing::error!(status, "the private store died; it is started again. Its last words:\n{}", server.words.tell());
+                let last_words = server.words.last().await;
+                tracing::error!(status, "the private store died; it is started again. Its last words:\n{last_words}");
             }
         }
         if begun.elapsed() > HEALTHY {
