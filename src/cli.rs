@@ -1,1 +1,187 @@
-//! (being written)
+//! What can be typed: `waitgate serve`, `check`, `demo` and `room`; and the two hidden commands with which the demo starts its crowd and its shop.
+//!
+//! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
+//! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, Config, Log, LogFormat};
+use crate::crowd::{self, CrowdOptions};
+use crate::demo::{self, DemoOptions};
+use crate::ops::client::{self, RoomCommand};
+use crate::serve;
+use crate::shop::{self, ShopOptions};
+use crate::stop::Stop;
+use crate::telemetry;
+
+/// Something broke.
+const BROKE: u8 = 1;
+/// The command line is wrong: clap's own code.
+const USAGE: u8 = 2;
+/// The settings are wrong: `EX_CONFIG` of sysexits.
+const BAD_SETTINGS: u8 = 78;
+
+/// A virtual waiting room in front of a sale.
+#[derive(Parser, Debug)]
+#[command(version, about, max_term_width = 100)]
+pub struct Cli {
+    /// What is logged, like "info,waitgate::store=debug"; wins over the settings' log.filter
+    #[arg(long, global = true, env = "RUST_LOG", value_name = "FILTER", hide_env_values = true)]
+    log: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the gateway
+    Serve(ConfigFile),
+    /// Say what is wrong with a configuration, or print the settings in force
+    Check(ConfigFile),
+    /// Show it all on this machine: a shop, a sale and a crowd
+    Demo(DemoOptions),
+    /// Look at rooms and change them while people wait
+    Room(RoomCommand),
+    /// The demo's crowd
+    #[command(hide = true)]
+    Crowd(CrowdOptions),
+    /// The demo's shop
+    #[command(hide = true)]
+    Shop(ShopOptions),
+}
+
+#[derive(Args, Debug)]
+struct ConfigFile {
+    /// The configuration; config/waitgate.toml shows every key
+    #[arg(long, short, env = "WAITGATE_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+}
+
+/// What is left to do once the command line has been read; it needs a runtime.
+#[derive(Debug)]
+pub struct Work(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Serve(Box<Config>),
+    Demo(DemoOptions),
+    Room(RoomCommand),
+    Crowd(CrowdOptions),
+    Shop(ShopOptions),
+}
+
+impl Cli {
+    /// Reads settings, starts logging, and does what needs no runtime.
+    ///
+    /// # Errors
+    /// Not one, but the end: the exit code of a command that is done, or that cannot begin. What went wrong has been said.
+    pub fn prepare(self) -> Result<Work, ExitCode> {
+        let log = self.log.as_deref();
+        let kind = match self.command {
+            Command::Check(file) => return Err(check(&file.config)),
+            Command::Serve(file) => {
+                let config = load(&file.config)?;
+                start_log(&config.log, log)?;
+                if let Some(sentence) = config.idle() {
+                    return Err(complain(BAD_SETTINGS, &format!("{}: {sentence}", file.config.display())));
+                }
+                Kind::Serve(Box::new(config))
+            }
+            Command::Demo(options) => {
+                start_log(&quiet(), log)?;
+                Kind::Demo(options)
+            }
+            Command::Crowd(options) => {
+                start_log(&quiet(), log)?;
+                Kind::Crowd(options)
+            }
+            Command::Shop(options) => {
+                start_log(&quiet(), log)?;
+                Kind::Shop(options)
+            }
+            Command::Room(command) => Kind::Room(command),
+        };
+        Ok(Work(kind))
+    }
+}
+
+impl Work {
+    /// Worker threads that the settings ask for; none: one per core.
+    #[must_use]
+    pub fn workers(&self) -> Option<usize> {
+        match &self.0 {
+            Kind::Serve(config) => Some(config.server.workers).filter(|workers| *workers > 0),
+            Kind::Room(_) => Some(1),
+            Kind::Demo(_) | Kind::Crowd(_) | Kind::Shop(_) => None,
+        }
+    }
+
+    /// Whether a signal should begin a clean end, rather than end the process.
+    #[must_use]
+    pub fn ends_by_signal(&self) -> bool {
+        matches!(self.0, Kind::Serve(_))
+    }
+
+    /// Does it. `stop` is heeded where [`Work::ends_by_signal`].
+    pub async fn run(self, stop: Stop) -> ExitCode {
+        match self.0 {
+            Kind::Serve(config) => match serve::run(*config, stop).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(fault) => complain(BROKE, &fault.to_string()),
+            },
+            Kind::Demo(options) => demo::run(options).await,
+            Kind::Room(command) => match client::run(command).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(sentence) => complain(BROKE, &sentence),
+            },
+            Kind::Crowd(options) => crowd::run(options).await,
+            Kind::Shop(options) => shop::run(options).await,
+        }
+    }
+}
+
+fn load(file: &Path) -> Result<Config, ExitCode> {
+    config::load(file).map_err(|mistakes| {
+        let count = mistakes.0.len();
+        let word = if count == 1 { "mistake" } else { "mistakes" };
+        complain(BAD_SETTINGS, &format!("{count} {word} in the configuration\n{mistakes}"))
+    })
+}
+
+fn check(file: &Path) -> ExitCode {
+    let config = match load(file) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    if let Some(sentence) = config.idle() {
+        complain(
+            0,
+            &format!("this is a good file, but `waitgate serve` would not start with it: {sentence}"),
+        );
+    }
+    // A closed pipe (`waitgate check … | head`) is nobody's mistake.
+    let _ = std::io::stdout().write_all(config::show(&config).as_bytes());
+    ExitCode::SUCCESS
+}
+
+/// How the demo's processes log: what the person should know, and no more.
+fn quiet() -> Log {
+    Log {
+        filter: "warn".to_owned(),
+        format: LogFormat::Human,
+    }
+}
+
+fn start_log(settings: &Log, filter: Option<&str>) -> Result<(), ExitCode> {
+    telemetry::start_log(settings, filter.filter(|filter| !filter.is_empty())).map_err(|sentence| complain(USAGE, &sentence))
+}
+
+/// Says on standard error what is wrong.
+fn complain(code: u8, sentence: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "waitgate: {sentence}"); // nobody is left to be told that nobody can be told
+    ExitCode::from(code)
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod between;
+mod cli;
 mod config;
 mod faults;
 mod harness;
