@@ -6,6 +6,7 @@
 mod between;
 mod cli;
 mod config;
+mod demo;
 mod faults;
 mod harness;
 mod house;

@@ -1,0 +1,264 @@
+//! Watching the room over the operators' API, ten times a second: does the stock add up, and how many are called?
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use serde::Deserialize;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::config::Rate;
+use crate::shop::ROOM;
+use crate::shop::ask::Asker;
+
+/// A room, as far as the demo looks at it.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(super) struct RoomLook {
+    pub(super) stock: Option<StockLook>,
+    pub(super) called_total: u64,
+    pub(super) now_ms: u64,
+}
+
+/// Its stock.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(super) struct StockLook {
+    pub(super) stock: u64,
+    pub(super) free: u64,
+    pub(super) held: u64,
+    pub(super) sold: u64,
+}
+
+/// All looks taken together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Looks {
+    /// Looks that were answered.
+    pub(super) looks: u64,
+    /// Looks that were not.
+    pub(super) unanswered: u64,
+    /// Looks in which `free + held + sold` was not the stock.
+    pub(super) uneven: u64,
+    /// Sold, at the last look.
+    pub(super) sold: u64,
+    /// The first look at which everything was sold, by the store's clock.
+    pub(super) sold_out_at_ms: Option<u64>,
+    /// How many were called, and when.
+    pub(super) calls: Calls,
+    /// The last look.
+    pub(super) last: RoomLook,
+}
+
+impl Looks {
+    fn take(&mut self, room: RoomLook) {
+        self.looks += 1;
+        self.last = room;
+        self.calls.note(room.now_ms, room.called_total);
+        let Some(stock) = room.stock else { return };
+        self.sold = stock.sold;
+        if stock.free + stock.held + stock.sold != stock.stock {
+            self.uneven += 1;
+        }
+        if stock.sold == stock.stock && self.sold_out_at_ms.is_none() {
+            self.sold_out_at_ms = Some(room.now_ms);
+        }
+    }
+}
+
+/// How many had been called at which time of the store's clock.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Calls {
+    looks: Vec<(u64, u64)>,
+}
+
+impl Calls {
+    /// One look.
+    pub(super) fn note(&mut self, now_ms: u64, called_total: u64) {
+        if self.looks.last().is_none_or(|(last_ms, _)| now_ms > *last_ms) {
+            self.looks.push((now_ms, called_total));
+        }
+    }
+
+    /// Called, from the first look to the last.
+    pub(super) fn called(&self) -> u64 {
+        self.looks.last().map_or(0, |(_, called)| *called)
+    }
+
+    /// From each look to the last one within a second of it; or to the next, where that is further away: (milliseconds, called).
+    fn seconds(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut end = 0;
+        self.looks.iter().enumerate().filter_map(move |(start, (from_ms, before))| {
+            end = end.max(start + 1);
+            while self.looks.get(end + 1).is_some_and(|(at_ms, _)| at_ms - from_ms <= 1000) {
+                end += 1;
+            }
+            let (to_ms, after) = self.looks.get(end)?;
+            Some((to_ms - from_ms, after.saturating_sub(*before)))
+        })
+    }
+
+    /// The most that were called in any second looked at.
+    pub(super) fn fullest(&self) -> u64 {
+        self.seconds()
+            .filter(|(length_ms, _)| *length_ms <= 1000)
+            .map(|(_, called)| called)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Seconds in which more were called than the rate, 1 % and a burst of one second allow. A look that came late makes a longer stretch; it is
+    /// held against the rate for as long as it was.
+    pub(super) fn too_fast(&self, rate: Rate) -> usize {
+        let per_second = u128::from(rate.milli());
+        let burst = per_second.max(1_000) * 1_000;
+        let allowed = |length_ms: u64| per_second * u128::from(length_ms.max(1000)) * 101 / 100 + burst;
+        self.seconds()
+            .filter(|(length_ms, called)| u128::from(*called) * 1_000_000 > allowed(*length_ms))
+            .count()
+    }
+
+    /// Called per second between the first and the last change.
+    #[allow(clippy::cast_precision_loss, reason = "counts and milliseconds of one run, far below 2^52")]
+    pub(super) fn mean_per_second(&self) -> f64 {
+        let changes: Vec<_> = self.looks.windows(2).filter(|pair| pair[0].1 != pair[1].1).collect();
+        let (Some(first), Some(last)) = (changes.first(), changes.last()) else {
+            return 0.0;
+        };
+        // From the first look that saw somebody called: what came before it is the burst.
+        let (length_ms, called) = (last[1].0 - first[1].0, last[1].1 - first[1].1);
+        if length_ms == 0 {
+            called as f64
+        } else {
+            called as f64 * 1000.0 / length_ms as f64
+        }
+    }
+}
+
+/// A task that looks, until dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    looks: Arc<Mutex<Looks>>,
+    task: JoinHandle<()>,
+}
+
+impl Watch {
+    /// Begins to look.
+    pub(super) fn begin(ops: Asker) -> Self {
+        let looks = Arc::new(Mutex::new(Looks::default()));
+        let into = Arc::clone(&looks);
+        let task = tokio::spawn(async move {
+            let mut ticks = interval(Duration::from_millis(100));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let room = look(&ops).await;
+                let mut looks = lock(&into);
+                match room {
+                    Ok(room) => looks.take(room),
+                    Err(_) => looks.unanswered += 1,
+                }
+            }
+        });
+        Self { looks, task }
+    }
+
+    /// What has been seen so far.
+    pub(super) fn looks(&self) -> Looks {
+        lock(&self.looks).clone()
+    }
+
+    /// The last look, and how many were answered.
+    pub(super) fn last(&self) -> (RoomLook, u64) {
+        let looks = lock(&self.looks);
+        (looks.last, looks.looks)
+    }
+
+    /// Looks once more, so that what just happened is in, and ends.
+    pub(super) async fn end(self, ops: &Asker) -> Looks {
+        self.task.abort();
+        let mut looks = self.looks();
+        if let Ok(room) = look(ops).await {
+            looks.take(room);
+        }
+        looks
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock(looks: &Mutex<Looks>) -> MutexGuard<'_, Looks> {
+    looks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads the room once.
+pub(super) async fn look(ops: &Asker) -> Result<RoomLook, String> {
+    let (status, body) = ops.ask(Method::GET, &format!("/v1/rooms/{ROOM}"), "").await?;
+    if status != StatusCode::OK {
+        return Err(format!("the room was answered {status}"));
+    }
+    serde_json::from_slice(&body).map_err(|unreadable| format!("the room cannot be read: {unreadable}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls(looks: &[(u64, u64)]) -> Calls {
+        let mut calls = Calls::default();
+        looks.iter().for_each(|(now_ms, called)| calls.note(*now_ms, *called));
+        calls
+    }
+
+    #[test]
+    fn a_burst_and_the_rate_are_allowed_in_one_second_and_no_more() {
+        let rate = Rate::from_milli(200_000);
+        let allowed = calls(&[(0, 0), (100, 200), (500, 300), (1_000, 402), (2_000, 602)]);
+        assert_eq!((allowed.fullest(), allowed.too_fast(rate)), (402, 0));
+        let too_many = calls(&[(0, 0), (100, 200), (500, 300), (1_000, 403)]);
+        assert_eq!((too_many.fullest(), too_many.too_fast(rate)), (403, 1));
+    }
+
+    #[test]
+    fn a_late_look_is_held_against_its_own_length() {
+        let rate = Rate::from_milli(200_000);
+        assert_eq!(calls(&[(0, 0), (5_000, 1_210)]).too_fast(rate), 0);
+        assert_eq!(calls(&[(0, 0), (5_000, 1_211)]).too_fast(rate), 1);
+    }
+
+    #[test]
+    fn a_slow_rate_may_call_one_at_once() {
+        let rate = Rate::from_milli(333);
+        assert_eq!(calls(&[(0, 0), (100, 1), (3_100, 2)]).too_fast(rate), 0);
+        assert_eq!(calls(&[(0, 0), (100, 2)]).too_fast(rate), 1);
+    }
+
+    #[test]
+    fn the_mean_is_taken_without_the_first_burst() {
+        let steady = calls(&[(0, 0), (100, 200), (1_100, 400), (2_100, 600), (9_000, 600)]);
+        assert!((steady.mean_per_second() - 200.0).abs() < f64::EPSILON);
+        assert!(calls(&[(0, 0)]).mean_per_second() < f64::EPSILON);
+    }
+
+    #[test]
+    fn looks_notice_stock_that_does_not_add_up() {
+        let mut looks = Looks::default();
+        let room = |free, held, sold| RoomLook {
+            stock: Some(StockLook {
+                stock: 100,
+                free,
+                held,
+                sold,
+            }),
+            now_ms: 5,
+            ..RoomLook::default()
+        };
+        looks.take(room(90, 10, 0));
+        looks.take(room(0, 0, 100));
+        assert_eq!((looks.uneven, looks.sold_out_at_ms), (0, Some(5)));
+        looks.take(room(90, 11, 0));
+        assert_eq!(looks.uneven, 1);
+    }
+}
