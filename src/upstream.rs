@@ -33,7 +33,7 @@ mod upgrade;
 use body::{Inbound, Outbound, Progress};
 use connect::{Connector, Served};
 
-/// Bytes of a backend's response head at most; also the size of the buffers between it and us.
+/// About how many bytes a response head of a backend may have (a bigger one may pass when it comes in one piece); also the size of the buffers between it and us.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// What is added to the connect limit before a request that got no connection is given up by us as well.
 const CONNECT_MARGIN: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "a test binary is used by nobody")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod backend;
 mod between;
 mod cli;
 mod config;
@@ -10,4 +11,5 @@ mod demo;
 mod faults;
 mod harness;
 mod house;
+mod path;
 mod scripts;
