@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::clock::millis;
 use crate::fault::StoreFault;
 use crate::room::Room;
-use crate::store::scripts::{Epoch, Joined, Joining, Presence, Redeemed, Seed, Standing, Terms};
+use crate::store::scripts::{Epoch, Joined, Joining, Place, Presence, Redeemed, Seed, Standing, Terms};
 use crate::telemetry::Metrics;
 
 pub mod batch;
@@ -105,9 +105,10 @@ impl Line {
         &self.terms
     }
 
-    /// What positions are worked out from now.
-    pub fn positions(&self) -> Arc<Positions> {
-        self.positions.load_full()
+    /// How many live visitors are ahead of this place.
+    #[must_use]
+    pub fn ahead(&self, place: Place) -> u64 {
+        self.positions.load().ahead(place, self.room.frontier())
     }
 
     /// Puts in a new count.

@@ -3,12 +3,14 @@
 //! Settings are checked by the time they come here. Ports are opened first, so that a taken one is said at once; requests are answered once the
 //! store has been asked what its policy is.
 
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use governor::{DefaultDirectRateLimiter, Quota};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
 use crate::admission;
@@ -42,7 +44,7 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 pub enum StartFault {
     /// A port cannot be had.
     #[error("{0} cannot be listened on: {1}")]
-    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    Listen(SocketAddr, #[source] std::io::Error),
     /// The private Redis does not start.
     #[error(transparent)]
     Embedded(#[from] EmbeddedFault),
@@ -68,70 +70,116 @@ pub enum StartFault {
 /// # Errors
 /// Why it does not start.
 pub async fn run(config: Config, stop: Stop) -> Result<(), StartFault> {
-    let clock = Clock::system();
-    let public = listen(config.server.listen)?;
-    let operators = listen(config.ops.listen)?;
-    let (embedded, url) = open_embedded(&config.store).await?;
-    let options = StoreOptions {
-        call_timeout: config.store.call_timeout,
-        connect_timeout: config.store.connect_timeout,
-    };
-    let store = Store::open(&url, clock.clone(), options).map_err(StartFault::Url)?;
-    check_policy(&store, embedded.is_some()).await?;
+    Serving::start(config, stop).await?.ended().await;
+    Ok(())
+}
 
-    let metrics = Arc::new(Metrics::new());
-    let house = Arc::new(House {
+/// A gateway that serves.
+#[derive(Debug)]
+pub struct Serving {
+    /// Where visitors are served.
+    pub public: SocketAddr,
+    /// Where operators are.
+    pub operators: SocketAddr,
+    /// The process of the private Redis, if there is one.
+    pub store_pid: Option<u32>,
+    public_server: JoinHandle<()>,
+    operators_server: JoinHandle<()>,
+    operators_stop: Stop,
+    rounds: TaskTracker,
+    store: Store,
+    embedded: Option<Embedded>,
+}
+
+impl Serving {
+    /// Opens the ports and the store, and begins to serve; ends by itself when `stop` begins.
+    ///
+    /// # Errors
+    /// Why it does not start.
+    pub async fn start(config: Config, stop: Stop) -> Result<Self, StartFault> {
+        let clock = Clock::system();
+        let public = listen(config.server.listen)?;
+        let operators = listen(config.ops.listen)?;
+        let address = |listener: &TcpListener, asked| listener.local_addr().map_err(|fault| StartFault::Listen(asked, fault));
+        let (public_address, operators_address) = (address(&public, config.server.listen)?, address(&operators, config.ops.listen)?);
+        let house = Arc::new(house(&config, &clock, &stop)?);
+        let (embedded, url) = open_embedded(&config.store).await?;
+        let options = StoreOptions {
+            call_timeout: config.store.call_timeout,
+            connect_timeout: config.store.connect_timeout,
+        };
+        let store = Store::open(&url, clock.clone(), options).map_err(StartFault::Url)?;
+        check_policy(&store, embedded.is_some()).await?;
+
+        let rounds = TaskTracker::new();
+        let settings = config.rooms.iter();
+        let halls = settings
+            .map(|room| hall(room, &store, &house, &clock, &rounds))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
+        for hall in &halls {
+            let news = store.listen(&hall.room.settings.id);
+            rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
+        }
+        rounds.spawn(admission::tidy(Arc::clone(&house), clock, stop.draining.clone()));
+        rounds.spawn(watch_store(store.clone(), Arc::clone(&house.metrics), stop.clone()));
+        let metrics = Arc::clone(&house.metrics);
+        let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
+        let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
+
+        let limits = ConnectionLimits::new(&config.server, &config.client);
+        say_hello(&config, (public_address, operators_address), embedded.is_some());
+        // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
+        let operators_stop = Stop::new();
+        let operators_server = server::serve(operators, limits.clone(), operators_stop.clone(), move |request, _peer| {
+            let ops = Arc::clone(&ops);
+            async move { ops.handle(request).await }
+        });
+        let public_server = server::serve(public, limits, stop, move |request, peer| {
+            Arc::clone(&gateway).handle(request, peer)
+        });
+        Ok(Self {
+            public: public_address,
+            operators: operators_address,
+            store_pid: embedded.as_ref().and_then(Embedded::pid),
+            public_server: tokio::spawn(public_server),
+            operators_server: tokio::spawn(operators_server),
+            operators_stop,
+            rounds,
+            store,
+            embedded,
+        })
+    }
+
+    /// Waits until everything has ended.
+    pub async fn ended(self) {
+        let _public = self.public_server.await;
+        self.operators_stop.draining.cancel();
+        self.operators_stop.cut.cancel();
+        let _operators = self.operators_server.await;
+        self.rounds.close();
+        self.rounds.wait().await;
+        self.store.close();
+        if let Some(embedded) = self.embedded {
+            embedded.stop().await;
+        }
+        tracing::info!("stopped");
+    }
+}
+
+fn house(config: &Config, clock: &Clock, stop: &Stop) -> Result<House, StartFault> {
+    Ok(House {
         tokens: Tokens::new(&config.tokens, clock.now_ms())?,
         limits: Limits::new(&config.limits),
         cookies: config.cookies,
         pages: Pages::new(&config.pages)?,
-        metrics: Arc::clone(&metrics),
+        metrics: Arc::new(Metrics::new()),
         stop: stop.clone(),
         prefix: config.server.prefix.clone(),
-    });
-    let rounds = TaskTracker::new();
-    let halls = config
-        .rooms
-        .iter()
-        .map(|settings| hall(settings, &store, &house, &clock, &rounds))
-        .collect::<Result<Vec<_>, _>>()?;
-    let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
-    for hall in &halls {
-        let news = store.listen(&hall.room.settings.id);
-        rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
-    }
-    rounds.spawn(admission::tidy(Arc::clone(&house), clock.clone(), stop.draining.clone()));
-    rounds.spawn(watch_store(store.clone(), Arc::clone(&metrics), stop.clone()));
-    let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
-    let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
-
-    let limits = ConnectionLimits::new(&config.server, &config.client);
-    say_hello(&config, &url, embedded.is_some());
-    // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
-    let ops_stop = Stop::new();
-    let ops_limits = limits.clone();
-    let ops_server = tokio::spawn(server::serve(operators, ops_limits, ops_stop.clone(), move |request, _peer| {
-        let ops = Arc::clone(&ops);
-        async move { ops.handle(request).await }
-    }));
-    server::serve(public, limits, stop, move |request, peer| {
-        Arc::clone(&gateway).handle(request, peer)
     })
-    .await;
-    ops_stop.draining.cancel();
-    ops_stop.cut.cancel();
-    let _ended = ops_server.await;
-    rounds.close();
-    rounds.wait().await;
-    store.close();
-    if let Some(embedded) = embedded {
-        embedded.stop().await;
-    }
-    tracing::info!("stopped");
-    Ok(())
 }
 
-fn listen(address: std::net::SocketAddr) -> Result<tokio::net::TcpListener, StartFault> {
+fn listen(address: SocketAddr) -> Result<TcpListener, StartFault> {
     server::listen(address).map_err(|fault| StartFault::Listen(address, fault))
 }
 
@@ -230,16 +278,12 @@ async fn watch_store(store: Store, metrics: Arc<Metrics>, stop: Stop) {
     }
 }
 
-fn say_hello(config: &Config, url: &str, private: bool) {
-    let place = if private { "a private Redis" } else { "your Redis" };
-    let data: PathBuf = config.store.data_dir.clone();
-    tracing::info!(
-        listen = %config.server.listen,
-        operators = %config.ops.listen,
-        rooms = config.rooms.iter().map(|room| room.id.as_str()).collect::<Vec<_>>().join(","),
-        store = place,
-        data = if private { data.display().to_string() } else { String::new() },
-        "waitgate serves"
-    );
-    tracing::debug!(url = if private { url } else { "(as configured)" }, "the store");
+fn say_hello(config: &Config, (public, operators): (SocketAddr, SocketAddr), private: bool) {
+    let store = if private {
+        format!("a private Redis in {}", config.store.data_dir.display())
+    } else {
+        "your Redis".to_owned()
+    };
+    let rooms = config.rooms.iter().map(|room| room.id.as_str()).collect::<Vec<_>>().join(", ");
+    tracing::info!(%public, %operators, rooms, store, "waitgate serves");
 }

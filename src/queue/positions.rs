@@ -52,15 +52,16 @@ impl Positions {
         self.epoch
     }
 
-    /// How many live tickets are ahead of this place.
+    /// How many live tickets are ahead of this place. `frontier` is where it stands by now; the count may be a moment older.
     #[must_use]
-    pub fn ahead(&self, place: Place) -> u64 {
-        if place <= self.frontier {
+    pub fn ahead(&self, place: Place, frontier: Place) -> u64 {
+        if place <= self.frontier.max(frontier) {
             return 0;
         }
         if place > self.last {
-            // Joined since the count: everybody in between is taken to be there still.
-            return self.total + (place - self.last - 1);
+            // Joined since the count: everybody in between whom the frontier has not reached is taken to be there still.
+            let counted = if frontier >= self.last { 0 } else { self.total };
+            return counted + (place - self.last.max(frontier) - 1);
         }
         let block = place / BLOCK;
         let index = self.blocks.partition_point(|&(known, ..)| known < block);
@@ -109,11 +110,13 @@ mod tests {
     fn exact_in_the_first_block_and_for_newcomers() {
         let live: BTreeSet<Place> = [1000, 1003, 1010, 1030, 1031].into();
         let positions = Positions::new(measured(999, 1031, &live));
-        assert_eq!([1000, 1003, 1010].map(|place| positions.ahead(place)), [0, 1, 2]);
-        assert_eq!(positions.ahead(1031), 4);
-        assert_eq!(positions.ahead(1032), 5, "joined since: all five are ahead");
-        assert_eq!(positions.ahead(1034), 7, "and so are the two who came in between");
-        assert_eq!(positions.ahead(999), 0);
+        assert_eq!([1000, 1003, 1010].map(|place| positions.ahead(place, 0)), [0, 1, 2]);
+        assert_eq!(positions.ahead(1031, 0), 4);
+        assert_eq!(positions.ahead(1032, 0), 5, "joined since: all five are ahead");
+        assert_eq!(positions.ahead(1034, 0), 7, "and so are the two who came in between");
+        assert_eq!(positions.ahead(999, 0), 0);
+        assert_eq!(positions.ahead(1034, 1033), 0, "called since: nobody is ahead any more");
+        assert_eq!(positions.ahead(1036, 1033), 2);
     }
 
     proptest! {
@@ -128,7 +131,7 @@ mod tests {
             let mut live: BTreeSet<Place> = (start + 1..=start + people).collect();
             let (mut frontier, mut last) = (start, start + people);
             let mine = start + 1 + watched % people;
-            let mut shown = Positions::new(measured(frontier, last, &live)).ahead(mine);
+            let mut shown = Positions::new(measured(frontier, last, &live)).ahead(mine, frontier);
             for (leaver, called, joining) in steps {
                 for leaving in (start + leaver % people..).step_by(7).take(40) {
                     if leaving != mine { live.remove(&leaving); }
@@ -140,12 +143,12 @@ mod tests {
                 live.extend(last + 1..=last + joining);
                 last += joining;
                 let truth = live.range(frontier + 1..mine).count() as u64;
-                let ahead = positions.ahead(mine);
+                let ahead = positions.ahead(mine, frontier);
                 prop_assert!(ahead >= truth && ahead <= shown, "truth {}, said {}, before {}", truth, ahead, shown);
                 if mine / BLOCK == live.range(frontier + 1..).next().unwrap() / BLOCK {
                     prop_assert_eq!(ahead, truth);
                 }
-                let newcomer = Positions::new(measured(frontier, last - joining, &live.range(..=last - joining).copied().collect())).ahead(last);
+                let newcomer = Positions::new(measured(frontier, last - joining, &live.range(..=last - joining).copied().collect())).ahead(last, frontier);
                 prop_assert!(newcomer >= live.range(frontier + 1..last).count() as u64);
                 shown = ahead;
             }

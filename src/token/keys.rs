@@ -202,7 +202,9 @@ pub fn rotate(file: &Path, signs_from_ms: UnixMs) -> Result<String, KeyFault> {
 impl Stored {
     fn make(signs_from_ms: UnixMs) -> Result<Self, KeyFault> {
         // Version 1 of the format, without the public half: the only one from which a JWK can be made.
-        let pair = Ed25519KeyPair::generate().and_then(|pair| pair.to_pkcs8v1()).map_err(|_| KeyFault::Random)?;
+        let pair = Ed25519KeyPair::generate()
+            .and_then(|pair| pair.to_pkcs8v1())
+            .map_err(|_| KeyFault::Random)?;
         Ok(Self {
             signs_from_ms,
             ticket_secret: random_text(32)?,
