@@ -217,9 +217,9 @@ async fn status(house: &House, hall: &Hall, presented: &Presented) -> Result<Res
 }
 
 fn with_place(house: &House, hall: &Hall, ticket: &Ticket, stood: Option<Stood>, response: Response<Body>) -> Response<Body> {
-    let Some((epoch, place)) = place_of(stood) else { return response };
+    let Some(place) = place_of(stood) else { return response };
     let (mut head, body) = response.into_parts();
-    hall.set_place(house, ticket, epoch, place, &mut head);
+    hall.set_place(house, ticket, place, &mut head);
     Response::from_parts(head, body)
 }
 

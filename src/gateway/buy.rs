@@ -82,8 +82,7 @@ impl Gateway {
         let body = Body::full(bytes);
         self.send_claim(
             hall,
-            reservation,
-            attempt,
+            (reservation, attempt),
             added,
             Arrival {
                 head,
@@ -100,8 +99,7 @@ impl Gateway {
     async fn send_claim(
         &self,
         hall: &Arc<Hall>,
-        reservation: Reservation,
-        attempt: Attempt,
+        (reservation, attempt): (Reservation, Attempt),
         added: HeaderMap,
         arrival: Arrival,
     ) -> Result<Response<Body>, Fault> {

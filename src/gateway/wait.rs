@@ -49,21 +49,15 @@ impl Gateway {
             };
             return Ok(response::see_other(response::local(to)));
         }
-        match presented.ticket.clone() {
-            Some(ticket) => self.come_back(hall, &presented, ticket, arrival, &refusal).await,
-            None => self.come_first(hall, &presented, arrival, &refusal).await,
+        let user = presented.user.as_deref();
+        match presented.ticket {
+            Some(ticket) => self.come_back(hall, (ticket, user), arrival, &refusal).await,
+            None => self.come_first(hall, user, arrival, &refusal).await,
         }
     }
 
     /// The first time here, or without a cookie: at once if nobody waits, else a ticket and the page.
-    async fn come_first(
-        &self,
-        hall: &Arc<Hall>,
-        presented: &Presented,
-        arrival: Arrival,
-        refusal: &Refusal,
-    ) -> Result<Response<Body>, Fault> {
-        let user = presented.user.as_deref();
+    async fn come_first(&self, hall: &Arc<Hall>, user: Option<&str>, arrival: Arrival, refusal: &Refusal) -> Result<Response<Body>, Fault> {
         let ticket = hall.new_ticket(&self.house, user);
         if let Some(pass) = self.open_door(hall, &ticket, user)? {
             return self.let_in(hall, &ticket, pass, arrival).await;
@@ -92,9 +86,7 @@ impl Gateway {
             stood => view(hall, &ticket, stood),
         };
         let cookieless = came_from_itself(&arrival.head);
-        let (mut head, body) = self
-            .page(hall, &first, &arrival.head, refusal, (place_of(stood).is_some(), cookieless))
-            .into_parts();
+        let (mut head, body) = waiting_page(&self.house, hall, refusal, &first, (place_of(stood).is_some(), cookieless)).into_parts();
         let (epoch, place) = place_of(stood).unwrap_or((0, 0));
         hall.set_ticket(&self.house, &Ticket { epoch, place, ..ticket }, &mut head);
         Ok(Response::from_parts(head, body))
@@ -104,12 +96,10 @@ impl Gateway {
     async fn come_back(
         &self,
         hall: &Arc<Hall>,
-        presented: &Presented,
-        ticket: Ticket,
+        (ticket, user): (Ticket, Option<&str>),
         arrival: Arrival,
         refusal: &Refusal,
     ) -> Result<Response<Body>, Fault> {
-        let user = presented.user.as_deref();
         if let Some(pass) = self.open_door(hall, &ticket, user)? {
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
@@ -127,11 +117,9 @@ impl Gateway {
                 "as many wait at this gateway as may: presence is not kept for more"
             );
         }
-        let (mut head, body) = self
-            .page(hall, &shown, &arrival.head, refusal, (place.is_some(), false))
-            .into_parts();
-        if let Some((epoch, place)) = place {
-            hall.set_place(&self.house, &ticket, epoch, place, &mut head);
+        let (mut head, body) = waiting_page(&self.house, hall, refusal, &shown, (place.is_some(), false)).into_parts();
+        if let Some(place) = place {
+            hall.set_place(&self.house, &ticket, place, &mut head);
         }
         Ok(Response::from_parts(head, body))
     }
@@ -178,16 +166,6 @@ impl Gateway {
         Ok(Response::from_parts(head, body))
     }
 
-    fn page(&self, hall: &Hall, view: &View, head: &Parts, refusal: &Refusal, (has_place, cookieless): (bool, bool)) -> Response<Body> {
-        waiting_page(
-            &self.house,
-            hall,
-            view,
-            refusal,
-            (response::local(target(head)), has_place, cookieless),
-        )
-    }
-
     /// To a script: where to wait, and when to ask again.
     fn must_wait(&self, hall: &Hall, presented: &Presented, head: &Parts) -> Response<Body> {
         let sight = Sight::of(&hall.room);
@@ -221,27 +199,21 @@ impl Gateway {
 /// Everything is sold. Whoever waits keeps the page, which will know when stock returns; everybody else gets a short answer, the same for all.
 pub(super) fn sold_out(house: &House, hall: &Hall, presented: &Presented, refusal: &Refusal) -> Response<Body> {
     match (&presented.ticket, refusal.here()) {
-        (Some(ticket), Some(here)) if ticket.place > 0 => {
+        (Some(ticket), Some(_)) if ticket.place > 0 => {
             let view = Sight::of(&hall.room).waiting(&hall.line, Some(ticket.place));
-            waiting_page(house, hall, &view, refusal, (here, true, false))
+            waiting_page(house, hall, refusal, &view, (true, false))
         }
         _ => refusal.sold_out(house, hall),
     }
 }
 
-fn waiting_page(
-    house: &House,
-    hall: &Hall,
-    view: &View,
-    refusal: &Refusal,
-    (here, has_place, cookieless): (&str, bool, bool),
-) -> Response<Body> {
+fn waiting_page(house: &House, hall: &Hall, refusal: &Refusal, view: &View, (has_place, cookieless): (bool, bool)) -> Response<Body> {
     let language = refusal.language(house);
     let page = WaitingPage {
         room: &hall.room.settings.id,
         routes: &hall.routes,
         view,
-        here,
+        here: refusal.here().unwrap_or("/"),
         now_ms: hall.room.now_ms(),
         has_place,
         cookieless,

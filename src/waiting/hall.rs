@@ -164,7 +164,7 @@ impl Hall {
     }
 
     /// Sets the ticket's cookie if what the visitor holds does not say its place.
-    pub fn set_place(&self, house: &House, held: &Ticket, epoch: Epoch, place: Place, head: &mut Parts) {
+    pub fn set_place(&self, house: &House, held: &Ticket, (epoch, place): (Epoch, Place), head: &mut Parts) {
         if held.place != place {
             let ticket = Ticket {
                 epoch,
