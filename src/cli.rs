@@ -1,4 +1,4 @@
-//! What can be typed: `waitgate serve`, `check`, `demo` and `room`; and the two hidden commands with which the demo starts its crowd and its shop.
+//! What can be typed: `waitgate serve`, `check`, `demo`, `room` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
 //!
 //! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
 //! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::clock::Clock;
 use crate::config::{self, Config, Log, LogFormat};
 use crate::crowd::{self, CrowdOptions};
 use crate::demo::{self, DemoOptions};
@@ -17,6 +18,7 @@ use crate::serve;
 use crate::shop::{self, ShopOptions};
 use crate::stop::Stop;
 use crate::telemetry;
+use crate::token::keys;
 
 /// Something broke.
 const BROKE: u8 = 1;
@@ -46,6 +48,8 @@ enum Command {
     Demo(DemoOptions),
     /// Look at rooms and change them while people wait
     Room(RoomCommand),
+    /// Change the keys that sign tickets and admissions, without a lost place
+    Keys(KeysCommand),
     /// The demo's crowd
     #[command(hide = true)]
     Crowd(CrowdOptions),
@@ -59,6 +63,24 @@ struct ConfigFile {
     /// The configuration; config/waitgate.toml shows every key
     #[arg(long, short, env = "WAITGATE_CONFIG", value_name = "FILE")]
     config: PathBuf,
+}
+
+#[derive(Args, Debug)]
+struct KeysCommand {
+    #[command(subcommand)]
+    verb: KeysVerb,
+}
+
+#[derive(Subcommand, Debug)]
+enum KeysVerb {
+    /// Add a key that signs from a while on; gateways read the file again by themselves, and the old key goes on verifying
+    Rotate {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Seconds until the new key signs: long enough for the file to reach every gateway, and the JWKS every backend
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        signs_in: u64,
+    },
 }
 
 /// What is left to do once the command line has been read; it needs a runtime.
@@ -104,6 +126,7 @@ impl Cli {
                 Kind::Shop(options)
             }
             Command::Room(command) => Kind::Room(command),
+            Command::Keys(command) => return Err(rotate(&command.verb)),
         };
         Ok(Work(kind))
     }
@@ -166,6 +189,24 @@ fn check(file: &Path) -> ExitCode {
     // A closed pipe (`waitgate check … | head`) is nobody's mistake.
     let _ = std::io::stdout().write_all(config::show(&config).as_bytes());
     ExitCode::SUCCESS
+}
+
+fn rotate(verb: &KeysVerb) -> ExitCode {
+    let KeysVerb::Rotate { file, signs_in } = verb;
+    let config = match load(&file.config) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    let from_ms = Clock::system().now_ms() + signs_in.saturating_mul(1000);
+    match keys::rotate(&config.tokens.key_file, from_ms) {
+        Ok(kid) => {
+            let words =
+                format!("key {kid} verifies within seconds and signs in {signs_in} s; copy the file to gateways that do not share it\n");
+            let _ = std::io::stdout().write_all(words.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(fault) => complain(BROKE, &fault.to_string()),
+    }
 }
 
 /// How the demo's processes log: what the person should know, and no more.

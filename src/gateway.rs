@@ -171,7 +171,7 @@ impl Gateway {
         // Every reading a backend could make of the path, so that no spelling goes by a room.
         let readings = Readings::of(path)?;
         let (room, claims) = match self.rooms.find(&arrival.host.name, &readings) {
-            Guarded::Claim(room) => (room, arrival.head.method == Method::POST),
+            Guarded::Claim(room) => (room, may_be_read_as_post(&arrival.head)),
             Guarded::Room(room) => (room, false),
             Guarded::Bypass(room) => return Ok(self.ungated(Some(room), arrival)),
             Guarded::Nobody(neighbour) => return Ok(self.ungated(neighbour, arrival)),
@@ -323,6 +323,12 @@ impl<'g> Decision<'g> {
             Self::Wait(..) => "wait",
         }
     }
+}
+
+/// A `POST`, or what asks a lenient backend to be read as another method than it has: neither gets to a claim route without the gate.
+fn may_be_read_as_post(head: &Parts) -> bool {
+    const OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+    head.method == Method::POST || OVERRIDES.iter().any(|name| head.headers.contains_key(*name))
 }
 
 /// The target of a request: its path and query.
