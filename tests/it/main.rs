@@ -11,5 +11,6 @@ mod demo;
 mod faults;
 mod harness;
 mod house;
+mod model;
 mod path;
 mod scripts;
