@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
+use tokio::sync::Mutex;
 use waitgate::clock::Clock;
 use waitgate::store::scripts::{Joined, Joining, Knock, Place, Seed, Seeded, Standing, Terms};
 use waitgate::store::{RoomStore, Store, StoreOptions};
@@ -26,6 +28,8 @@ pub struct Redis {
     dir: TempDir,
     child: Child,
     append_only: bool,
+    /// The test's own connection, made when it is needed.
+    connection: Mutex<Option<MultiplexedConnection>>,
 }
 
 impl Redis {
@@ -45,7 +49,12 @@ impl Redis {
             .tempdir()
             .expect("a directory for the socket");
         let child = Self::spawn(&dir, append_only);
-        let redis = Self { dir, child, append_only };
+        let redis = Self {
+            dir,
+            child,
+            append_only,
+            connection: Mutex::default(),
+        };
         redis.answers().await;
         redis
     }
@@ -80,6 +89,7 @@ impl Redis {
 
     /// Kills the server and waits until it is gone.
     pub async fn kill(&mut self) {
+        *self.connection.lock().await = None;
         self.child.kill().await.expect("the server was running");
     }
 
@@ -114,19 +124,30 @@ impl Redis {
         store
     }
 
-    /// One command on a connection of its own.
+    /// One command of the test's own.
     pub async fn ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).await.expect("redis answers the test")
     }
 
     pub async fn try_ask<T: redis::FromRedisValue>(&self, words: &[&str]) -> Result<T, redis::RedisError> {
-        let client = redis::Client::open(self.url()).expect("the URL can be read");
-        let mut connection = client.get_multiplexed_async_connection().await?;
         let mut command = redis::cmd(words[0]);
         for word in &words[1..] {
             command.arg(*word);
         }
-        command.query_async(&mut connection).await
+        let mut kept = self.connection.lock().await;
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => {
+                let client = redis::Client::open(self.url()).expect("the URL can be read");
+                client.get_multiplexed_async_connection().await?
+            }
+        };
+        let answer = command.query_async(&mut connection).await;
+        // Whatever broke, the next question starts anew.
+        if !answer.as_ref().is_err_and(redis::RedisError::is_io_error) {
+            *kept = Some(connection);
+        }
+        answer
     }
 
     /// Everything stored, byte for byte, so that two moments can be compared.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use waitgate::store::scripts::{Fate, Knock, Presence, Redeemed, Seed, Standing, Terms, Ticked};
+use waitgate::store::scripts::{Fate, Knock, Presence, Redeemed, Seed, Standing, Terms};
 
 use super::{Game, play};
 use crate::harness::joining;
@@ -122,11 +122,7 @@ impl Model {
             At::Called { until } => return Standing::Called { until_ms: until },
             At::Gone { fate, .. } if knock != Knock::Again => return Standing::Gone(fate),
             At::Line { place, .. } => {
-                self.at[who] = At::Line {
-                    place,
-                    away_until: None,
-                    passed: false,
-                };
+                self.at[who] = here(place);
                 return Standing::Waiting {
                     place,
                     behind: place <= self.frontier,
@@ -135,7 +131,7 @@ impl Model {
             At::Gone { .. } | At::Outside => {}
         }
         self.refill();
-        let at_once = self.line().next().is_none() && self.credit >= 1_000_000 && self.inside() < CAP;
+        let at_once = self.at_once();
         if !at_once && knock == Knock::AtOnce {
             return Standing::MustWait;
         }
@@ -148,12 +144,26 @@ impl Model {
             return Standing::Admitted { until_ms: until };
         }
         let place = self.last;
-        self.at[who] = At::Line {
-            place,
-            away_until: None,
-            passed: false,
-        };
+        self.at[who] = here(place);
         Standing::Waiting { place, behind: false }
+    }
+
+    fn at_once(&self) -> bool {
+        self.line().next().is_none() && self.credit >= 1_000_000 && self.inside() < CAP
+    }
+
+    fn redeem(&mut self, who: usize) -> Redeemed {
+        match self.seen(who) {
+            At::Outside => Redeemed::Unknown,
+            At::Line { .. } => Redeemed::Waiting,
+            At::Called { .. } => {
+                let until = self.now + TERMS.admission_ms;
+                self.at[who] = At::Inside { until };
+                Redeemed::Admitted { until_ms: until }
+            }
+            At::Inside { until } => Redeemed::Admitted { until_ms: until },
+            At::Gone { fate, .. } => Redeemed::Gone(fate),
+        }
     }
 
     fn tick(&mut self) -> u64 {
@@ -207,23 +217,24 @@ impl Model {
     }
 }
 
+/// In line, and present.
+fn here(place: u64) -> At {
+    At::Line {
+        place,
+        away_until: None,
+        passed: false,
+    }
+}
+
 fn ticket(who: usize) -> String {
     format!("v{who}")
 }
 
 async fn step(game: &Game<'_>, model: &mut Model, event: &Event) -> Result<(), TestCaseError> {
     let room = &game.room;
-    let join = async |tickets: &[_]| room.join(&TERMS, tickets).await.unwrap().unwrap().standings;
     match event {
-        Event::Join(who, knock) => {
-            let wanted = model.join(*who, *knock);
-            prop_assert_eq!(join(&[joining(&ticket(*who), 0, *knock)]).await, vec![wanted]);
-        }
-        Event::Crowd(all) => {
-            let wanted: Vec<_> = all.iter().map(|who| model.join(*who, Knock::Join)).collect();
-            let tickets: Vec<_> = all.iter().map(|who| joining(&ticket(*who), 0, Knock::Join)).collect();
-            prop_assert_eq!(join(&tickets).await, wanted);
-        }
+        Event::Join(who, knock) => joins(game, model, &[*who], *knock).await,
+        Event::Crowd(all) => joins(game, model, all, Knock::Join).await,
         Event::Away(who) => {
             if let At::Line {
                 away_until: away @ None, ..
@@ -231,71 +242,58 @@ async fn step(game: &Game<'_>, model: &mut Model, event: &Event) -> Result<(), T
             {
                 *away = Some(model.now + TERMS.grace_ms);
             }
-            room.depart(&TERMS, &[Presence::Away(ticket(*who))]).await.unwrap();
+            departs(game, Presence::Away(ticket(*who))).await
         }
         Event::Back(who) => {
             if let At::Line { place, .. } = model.at[*who] {
-                model.at[*who] = At::Line {
-                    place,
-                    away_until: None,
-                    passed: false,
-                };
+                model.at[*who] = here(place);
             }
-            room.depart(&TERMS, &[Presence::Back(ticket(*who), 0)]).await.unwrap();
+            departs(game, Presence::Back(ticket(*who), 0)).await
         }
         Event::Leave(who) => {
             // Whoever is inside goes on; whose turn lapsed unswept leaves as one who was called.
             if !matches!(model.at[*who], At::Inside { .. } | At::Gone { .. }) {
-                model.at[*who] = At::Gone {
-                    fate: Fate::Left,
-                    until: model.now + TERMS.memory_ms,
-                };
+                let until = model.now + TERMS.memory_ms;
+                model.at[*who] = At::Gone { fate: Fate::Left, until };
             }
-            room.depart(&TERMS, &[Presence::Leave(ticket(*who))]).await.unwrap();
+            departs(game, Presence::Leave(ticket(*who))).await
         }
         Event::Redeem(who) => {
-            let wanted = match model.seen(*who) {
-                At::Outside => Redeemed::Unknown,
-                At::Line { .. } => Redeemed::Waiting,
-                At::Called { .. } => Redeemed::Admitted {
-                    until_ms: model.now + TERMS.admission_ms,
-                },
-                At::Inside { until } => Redeemed::Admitted { until_ms: until },
-                At::Gone { fate, .. } => Redeemed::Gone(fate),
-            };
-            if let At::Called { .. } = model.seen(*who) {
-                model.at[*who] = At::Inside {
-                    until: model.now + TERMS.admission_ms,
-                };
-            }
+            let wanted = model.redeem(*who);
             prop_assert_eq!(room.redeem(&TERMS, &ticket(*who)).await.unwrap(), wanted);
+            Ok(())
         }
         Event::Tick => {
             let called = model.tick();
-            let Ticked {
-                frontier,
-                waiting,
-                at_once,
-                called: found,
-                ..
-            } = room.admit(&TERMS).await.unwrap().unwrap();
-            let nobody_waits = model.line().next().is_none();
-            let wanted_at_once = nobody_waits && model.credit >= 1_000_000 && model.inside() < CAP;
-            prop_assert_eq!(
-                (found, frontier, waiting, at_once),
-                (called, model.frontier, model.line().count() as u64, wanted_at_once)
-            );
+            let wanted = (called, model.frontier, model.line().count() as u64, model.at_once());
+            let ticked = room.admit(&TERMS).await.unwrap().unwrap();
+            prop_assert_eq!((ticked.called, ticked.frontier, ticked.waiting, ticked.at_once), wanted);
+            Ok(())
         }
         Event::Sweep => {
             let wanted = model.sweep();
             let swept = room.sweep(&TERMS).await.unwrap();
             prop_assert_eq!([swept.abandoned, swept.lapsed, swept.ended, swept.forgotten], wanted);
+            Ok(())
         }
         Event::Pass { ms } => {
             game.bench.clock.advance(Duration::from_millis(*ms));
             model.now += ms;
+            Ok(())
         }
     }
+}
+
+async fn joins(game: &Game<'_>, model: &mut Model, all: &[usize], knock: Knock) -> Result<(), TestCaseError> {
+    let wanted: Vec<_> = all.iter().map(|who| model.join(*who, knock)).collect();
+    let tickets: Vec<_> = all.iter().map(|who| joining(&ticket(*who), 0, knock)).collect();
+    let joined = game.room.join(&TERMS, &tickets).await.unwrap().unwrap();
+    prop_assert_eq!((joined.standings, joined.frontier), (wanted, model.frontier));
+    Ok(())
+}
+
+async fn departs(game: &Game<'_>, change: Presence) -> Result<(), TestCaseError> {
+    game.room.depart(&TERMS, &[change]).await.unwrap();
     Ok(())
 }
 

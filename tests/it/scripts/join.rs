@@ -10,7 +10,7 @@ async fn places_are_handed_out_in_order_and_kept() {
     let first = world.join(&["a", "b", "c"]).await;
     let places: Vec<_> = first.iter().map(|standing| place(*standing)).collect();
     assert_eq!(places, [places[0], places[0] + 1, places[0] + 2]);
-    let epoch = (NOON / 1000 - 1_767_225_600) as u64;
+    let epoch = NOON / 1000 - 1_767_225_600;
     assert_eq!(places[0], epoch * 262_144 + 1, "a place starts from the epoch's base");
     let again = world.join(&["c", "d", "a"]).await;
     assert_eq!(
