@@ -248,10 +248,7 @@ impl RoomStore {
         let blocks = (0..words.number()?)
             .map(|_| Ok((words.number()?, words.number()?)))
             .collect::<Result<Vec<_>, StoreFault>>()?;
-        let start = blocks.first().map_or(0, |(block, _)| block * 1024);
-        let first = (0..words.left())
-            .map(|_| Ok(start + words.number()?))
-            .collect::<Result<_, StoreFault>>()?;
+        let first = (0..words.left()).map(|_| words.score()).collect::<Result<_, _>>()?;
         Ok(Some(Measured {
             epoch,
             frontier,

@@ -125,6 +125,12 @@ impl Words {
         word.parse().map_err(|_| self.nonsense(&word))
     }
 
+    /// A number as a server writes scores: newer ones write 7600000000000 as `7.6e+12`. Exact below 2^53, where all our scores are.
+    pub(super) fn score(&mut self) -> Result<u64, StoreFault> {
+        let word = self.text()?;
+        score(&word).ok_or_else(|| self.nonsense(&word))
+    }
+
     pub(super) fn flag(&mut self) -> Result<bool, StoreFault> {
         Ok(self.number()? != 0)
     }
@@ -144,5 +150,36 @@ impl Words {
     /// The first word is one that the script never says.
     pub(super) fn unheard(&self) -> StoreFault {
         self.nonsense("")
+    }
+}
+
+fn score(word: &str) -> Option<u64> {
+    if let Ok(number) = word.parse() {
+        return Some(number);
+    }
+    let number: f64 = word.parse().ok()?;
+    let whole = (0.0..9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
+    whole.then_some(number as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::score;
+
+    #[test]
+    fn scores_are_read_however_a_server_writes_them() {
+        let exact = [
+            ("7563558363137", 7_563_558_363_137),
+            ("7.6e+12", 7_600_000_000_000),
+            ("1.7e+15", 1_700_000_000_000_000),
+            ("9.007199254740991e+15", 9_007_199_254_740_991),
+            ("0", 0),
+        ];
+        for (word, number) in exact {
+            assert_eq!(score(word), Some(number), "{word}");
+        }
+        for nonsense in ["1.5", "-1", "inf", "nan", "1e300", "x", ""] {
+            assert_eq!(score(nonsense), None, "{nonsense}");
+        }
     }
 }
