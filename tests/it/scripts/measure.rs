@@ -41,3 +41,48 @@ async fn an_empty_line_measures_nothing() {
     let measured = world.room.measure().await.unwrap().unwrap();
     assert!(measured.blocks.is_empty() && measured.first.is_empty());
 }
+
+/// Whoever came back after being passed over is behind the frontier: however it goes, the counts of those beyond stay what they are.
+#[tokio::test]
+async fn who_is_behind_the_frontier_is_counted_in_no_block() {
+    for ending in ["called", "left", "abandoned"] {
+        let world = World::of_one_a_second().await;
+        world.join(&["used", "a", "b", "c", "d"]).await;
+        let counted = async || {
+            world
+                .room
+                .measure()
+                .await
+                .unwrap()
+                .unwrap()
+                .blocks
+                .iter()
+                .map(|(_, count)| count)
+                .sum::<u64>()
+        };
+        assert_eq!(counted().await, 4);
+        let depart = async |change| world.room.depart(&TERMS, &[change]).await.unwrap();
+        depart(Presence::Away("a".into())).await;
+        world.advance_ms(1_000);
+        assert_eq!(world.tick().await, 1, "b");
+        depart(Presence::Back("a".into(), 0)).await;
+        assert_eq!((counted().await, world.room.show().await.unwrap().unwrap().waiting), (2, 3));
+        match ending {
+            "called" => {
+                world.advance_ms(1_000);
+                assert_eq!(world.tick().await, 1);
+            }
+            "left" => depart(Presence::Leave("a".into())).await,
+            _ => {
+                depart(Presence::Away("a".into())).await;
+                world.advance_ms(TERMS.grace_ms);
+                assert_eq!(world.room.sweep(&TERMS).await.unwrap().abandoned, 1);
+            }
+        }
+        assert_eq!(
+            (counted().await, world.room.show().await.unwrap().unwrap().waiting),
+            (2, 2),
+            "{ending}"
+        );
+    }
+}
