@@ -1,3 +1,5 @@
+//! The score: what passes, what does not, and what is said of it.
+
 use super::*;
 use crate::crowd::report::Promise;
 use crate::demo::watch::Calls;
