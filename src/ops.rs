@@ -24,7 +24,6 @@ use aws_lc_rs::digest;
 use data_encoding::HEXLOWER;
 use futures_util::future::join_all;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use serde::Serialize;
@@ -34,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::body::Body;
 use crate::config;
 use crate::fault::{Fault, StoreFault};
+use crate::intake;
 use crate::response::problem::Problem;
 use crate::store::scripts::{Settled, Shown, Terms, Tuned, Verdict};
 use crate::store::{RoomStore, Store};
@@ -124,13 +124,12 @@ impl Ops {
     }
 
     /// Answers a request.
-    pub async fn handle(&self, request: Request<Body>) -> Response<Body> {
-        let (mut parts, body) = request.into_parts();
-        let head = parts.method == Method::HEAD;
+    pub async fn handle(&self, mut request: Request<Body>) -> Response<Body> {
+        let head = *request.method() == Method::HEAD;
         if head {
-            parts.method = Method::GET;
+            *request.method_mut() = Method::GET;
         }
-        let mut response = self.answer(&parts, body).await.unwrap_or_else(Problem::into_response);
+        let mut response = self.answer(request).await.unwrap_or_else(Problem::into_response);
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
@@ -143,10 +142,14 @@ impl Ops {
     }
 
     /// The whole of it, in the order of the list above.
-    async fn answer(&self, parts: &Parts, body: Body) -> Result<Response<Body>, Problem> {
+    async fn answer(&self, request: Request<Body>) -> Result<Response<Body>, Problem> {
+        let host = intake::check(&request);
+        let (parts, body) = request.into_parts();
         let route = Route::find(parts.uri.path());
+        // A probe may be as plain as HTTP/1.0 without a Host.
         if !matches!(route, Some(Route::Health | Route::Ready)) {
-            self.door.check(parts)?;
+            let host = host.map_err(|fault| Problem::of(&fault.into()))?;
+            self.door.check(&host, &parts)?;
         }
         let route = route.ok_or_else(|| {
             let detail = "There is no such route here.";
@@ -161,14 +164,14 @@ impl Ops {
             (&Method::PATCH, Route::Room(id)) => {
                 let room = self.room(id)?;
                 let operation = self.door.operation(&parts.headers)?;
-                let body = body::read(parts, body).await?;
+                let body = body::read(&parts, body).await?;
                 self.change(room, &operation, &body).await
             }
             (&Method::GET, Route::Reservation(id, reservation)) => self.reservation(self.room(id)?, reservation).await,
             (&Method::POST, Route::Settle(id, reservation, verdict)) => {
                 let room = self.room(id)?;
                 let operation = self.door.operation(&parts.headers)?;
-                body::nothing(&body::read(parts, body).await?)?;
+                body::nothing(&body::read(&parts, body).await?)?;
                 self.settle(room, &operation, reservation, verdict).await
             }
             (_, route) => Err(Problem::new(

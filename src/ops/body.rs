@@ -10,6 +10,8 @@ use http::request::Parts;
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
+use crate::body::Body;
+use crate::fault::ClientFault;
 use crate::response::problem::Problem;
 
 /// Bytes of a request body at most.
@@ -33,14 +35,10 @@ pub(super) async fn read(parts: &Parts, body: Body) -> Result<Bytes, Problem> {
             return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", "Too slow", detail));
         }
         Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large()),
-        Ok(Err(_)) => {
-            let detail = "The body broke off.";
-            return Err(Problem::new(
-                StatusCode::BAD_REQUEST,
-                "malformed_request",
-                "The body broke off",
-                detail,
-            ));
+        // What the listener's own limits said.
+        Ok(Err(error)) => {
+            let fault = error.downcast::<ClientFault>().map_or(ClientFault::Gone, |fault| *fault);
+            return Err(Problem::of(&fault.into()));
         }
         Ok(Ok(collected)) => collected.to_bytes(),
     };

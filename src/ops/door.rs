@@ -7,12 +7,12 @@
 use std::net::IpAddr;
 
 use aws_lc_rs::{constant_time, digest};
-use http::header::{AUTHORIZATION, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use http::request::Parts;
-use http::uri::Authority;
 use http::{Method, StatusCode};
 
 use crate::config;
+use crate::intake::Host;
 use crate::response::problem::Problem;
 
 /// The header in which operators give their name.
@@ -49,10 +49,10 @@ impl Door {
     }
 
     /// Lets the request in, or says why not.
-    pub(super) fn check(&self, parts: &Parts) -> Result<(), Problem> {
+    pub(super) fn check(&self, host: &Host, parts: &Parts) -> Result<(), Problem> {
         match &self.token {
             Some(token) => bearer(token.reveal(), &parts.headers),
-            None => self.same_machine(parts),
+            None => self.same_machine(host, parts),
         }
     }
 
@@ -81,9 +81,8 @@ impl Door {
     }
 
     /// Refuses what a foreign page in a browser on this machine sends.
-    fn same_machine(&self, parts: &Parts) -> Result<(), Problem> {
-        let host = host(parts)?;
-        if !self.is_ours(&host) {
+    fn same_machine(&self, host: &Host, parts: &Parts) -> Result<(), Problem> {
+        if !self.is_ours(&host.name) {
             return Err(forbidden(
                 "foreign_host",
                 "This listener has no token, so it answers only to localhost and to its own address.",
@@ -97,7 +96,7 @@ impl Door {
         };
         for origin in parts.headers.get_all(ORIGIN) {
             let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-            if !origin.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(host.as_str())) {
+            if !origin.is_some_and(|(_, authority)| authority.eq_ignore_ascii_case(&host.authority)) {
                 return Err(foreign());
             }
         }
@@ -110,30 +109,12 @@ impl Door {
     }
 
     /// Whether a page under this name can only come from this machine.
-    fn is_ours(&self, authority: &Authority) -> bool {
-        let host = authority.host();
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        match host.parse::<IpAddr>() {
+    fn is_ours(&self, name: &str) -> bool {
+        let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+        match bare.parse::<IpAddr>() {
             Ok(address) => address.to_canonical().is_loopback() || address.to_canonical() == self.address.to_canonical(),
-            Err(_) => host.eq_ignore_ascii_case("localhost") || host.to_ascii_lowercase().ends_with(".localhost"),
+            Err(_) => name == "localhost" || name.ends_with(".localhost"),
         }
-    }
-}
-
-/// The one name the request is addressed to.
-fn host(parts: &Parts) -> Result<Authority, Problem> {
-    let bad = || bad_header("malformed_request", "The request must name one host.".to_owned());
-    let mut named = parts.headers.get_all(HOST).iter();
-    let header = match (named.next(), named.next()) {
-        (None, _) => None,
-        (Some(one), None) => Some(Authority::try_from(one.as_bytes()).map_err(|_| bad())?),
-        (Some(_), Some(_)) => return Err(bad()),
-    };
-    match (header, parts.uri.authority()) {
-        (Some(header), None) => Ok(header),
-        (None, Some(target)) => Ok(target.clone()),
-        (Some(header), Some(target)) if header == *target => Ok(header),
-        (None, None) | (Some(_), Some(_)) => Err(bad()),
     }
 }
 
@@ -224,8 +205,10 @@ mod tests {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let (parts, ()) = request.body(()).unwrap().into_parts();
-        door.check(&parts).err().map(|problem| problem.code)
+        let request = request.body(()).unwrap();
+        let host = crate::intake::check(&request).unwrap();
+        let (parts, ()) = request.into_parts();
+        door.check(&host, &parts).err().map(|problem| problem.code)
     }
 
     #[test]
@@ -251,11 +234,6 @@ mod tests {
         ] {
             assert_eq!(refused(&door, "GET", &[("host", host)]), Some("foreign_host"), "{host}");
         }
-        assert_eq!(refused(&door, "GET", &[]), Some("malformed_request"));
-        assert_eq!(
-            refused(&door, "GET", &[("host", "localhost"), ("host", "evil.example")]),
-            Some("malformed_request")
-        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The operators' listener over real sockets, with a real Redis behind it.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, WWW_AUTH
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use waitgate::config::{self, Secret};
 use waitgate::ops::{Ops, OpsRoom};
+use waitgate::server::{self, ConnectionLimits, Stop};
 use waitgate::store::News;
 use waitgate::store::scripts::{Asked, Gate, Held, Stock};
 use waitgate::telemetry::Metrics;
@@ -63,7 +64,7 @@ impl Answer {
 impl Listener {
     async fn on(world: &World, token: Option<&str>) -> Self {
         world.store.room("plain").seed(&seed(1_000)).await.expect("seeded");
-        let socket = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let socket = server::listen("127.0.0.1:0".parse().unwrap()).expect("a port");
         let address = socket.local_addr().expect("bound");
         let settings = config::Ops {
             listen: address,
@@ -75,17 +76,17 @@ impl Listener {
             terms: TERMS,
         });
         let draining = CancellationToken::new();
-        let ops = Ops::new(
-            &settings,
-            world.store.clone(),
-            Arc::new(Metrics::new()),
-            draining.clone(),
-            rooms.to_vec(),
-        );
+        let metrics = Arc::new(Metrics::new());
+        let ops = Arc::new(Ops::new(&settings, world.store.clone(), metrics, draining.clone(), rooms.to_vec()));
+        let defaults = config::parse("", Path::new("waitgate.toml")).expect("the defaults are right");
+        let limits = ConnectionLimits::new(&defaults.server, &defaults.client);
         Self {
             address,
             draining,
-            serving: tokio::spawn(serve(socket, Arc::new(ops))),
+            serving: tokio::spawn(server::serve(socket, limits, Stop::new(), move |request, _| {
+                let ops = Arc::clone(&ops);
+                async move { ops.handle(request).await }
+            })),
         }
     }
 
@@ -128,21 +129,6 @@ impl Listener {
             headers: parts.headers,
             text: String::from_utf8(bytes.to_vec()).expect("UTF-8"),
         }
-    }
-}
-
-async fn serve(socket: TcpListener, ops: Arc<Ops>) {
-    loop {
-        let (stream, _) = socket.accept().await.expect("accepted");
-        let ops = Arc::clone(&ops);
-        tokio::spawn(async move {
-            let handle = service_fn(move |request| {
-                let ops = Arc::clone(&ops);
-                async move { Ok::<_, std::convert::Infallible>(ops.handle(request).await) }
-            });
-            let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            builder.serve_connection(TokioIo::new(stream), handle).await.ok();
-        });
     }
 }
 
@@ -325,14 +311,13 @@ async fn pages_of_other_sites_and_rebound_names_are_refused() {
     let listener = Listener::on(&world, None).await;
     let everything = world.redis.everything().await;
     let body = json!({ "paused": true });
-    let refused: [(&[(&str, &str)], u16, &str); 5] = [
-        (&[("host", "evil.example")], 403, "foreign_host"),
+    for (headers, status, code) in [
+        (&[("host", "evil.example")][..], 403, "foreign_host"),
         (&[("origin", "http://evil.example")], 403, "foreign_origin"),
         (&[("origin", "null")], 403, "foreign_origin"),
         (&[("sec-fetch-site", "cross-site")], 403, "foreign_origin"),
         (&[("host", "a.example"), ("host", "localhost")], 400, "malformed_request"),
-    ];
-    for (headers, status, code) in refused {
+    ] {
         let answer = listener.patch_as("42", headers, &body).await;
         assert_eq!((answer.status.as_u16(), answer.code().as_str()), (status, code), "{headers:?}");
     }
