@@ -1,7 +1,7 @@
 # waitgate in two stages: built with the Rust image, run on a small Debian as a user of its own, with a redis-server beside it.
 #
 #   docker build -t waitgate .
-#   docker run --rm -it -p 8080:8080 waitgate demo --listen 0.0.0.0:8080
+#   docker run --rm waitgate demo --once
 #   docker run -d -p 8080:8080 -v ./waitgate.toml:/etc/waitgate/waitgate.toml:ro -v waitgate:/var/lib/waitgate waitgate
 #
 # In a container the settings want `server.listen = "0.0.0.0:8080"` and, unless `store.url` names a Redis of yours, keep `store.data_dir` as it
@@ -18,7 +18,7 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends redis-server \
  && rm -rf /var/lib/apt/lists/* \
- && useradd --system --uid 10001 --user-group --home-dir /var/lib/waitgate --shell /usr/sbin/nologin waitgate \
+ && useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/waitgate --shell /usr/sbin/nologin waitgate \
  && install -d -o waitgate -g waitgate -m 0700 /var/lib/waitgate \
  && install -d /etc/waitgate \
  && ln -s /var/lib/waitgate /etc/waitgate/waitgate-data

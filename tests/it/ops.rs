@@ -23,6 +23,8 @@ use waitgate::telemetry::Metrics;
 
 use crate::harness::{NOON, TERMS, World, seed, stocked, within};
 
+mod terminal;
+
 /// An operators' listener on a port of its own: room `42` as the test made it, room `plain` without stock, room `absent` that nobody made.
 struct Listener {
     address: SocketAddr,
