@@ -152,7 +152,8 @@ impl Line {
 
 /// The token as a header.
 fn token(reach: &Reach) -> Result<Option<HeaderValue>, String> {
-    let Some(file) = &reach.token_file else {
+    // An empty variable is one that was not set.
+    let Some(file) = reach.token_file.as_ref().filter(|file| !file.as_os_str().is_empty()) else {
         return Ok(None);
     };
     let text = std::fs::read_to_string(file).map_err(|error| format!("cannot read the token in {}: {error}", file.display()))?;
