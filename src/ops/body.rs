@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::body::Body;
 use bytes::Bytes;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
