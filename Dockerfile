@@ -2,11 +2,13 @@
 #
 #   docker build -t waitgate .
 #   docker run --rm waitgate demo --once
-#   docker run -d -p 8080:8080 -v ./waitgate.toml:/etc/waitgate/waitgate.toml:ro -v waitgate:/var/lib/waitgate waitgate
+#   docker run -d --name waitgate -p 8080:8080 --stop-timeout 30 \
+#     -v "$PWD/waitgate.toml:/etc/waitgate/waitgate.toml:ro" -v waitgate:/var/lib/waitgate waitgate
 #
 # In a container the settings want `server.listen = "0.0.0.0:8080"` and, unless `store.url` names a Redis of yours, keep `store.data_dir` as it
-# is or say "/var/lib/waitgate". The operators' listener stays on the container's loopback: `docker exec NAME waitgate room list`. Tokens and
-# passwords are files that you mount (`ops.token_file`, `store.url_file`); the image holds none.
+# is or say "/var/lib/waitgate". The stop's patience should be longer than `server.drain_timeout`. The operators' listener stays on the
+# container's loopback: `docker exec waitgate waitgate room list`. Tokens and passwords are files that you mount (`ops.token_file`,
+# `store.url_file`); the image holds none.
 
 FROM rust:1-bookworm AS build
 WORKDIR /build
