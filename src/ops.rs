@@ -253,14 +253,9 @@ impl Ops {
         let tuned = room.store.tune(&operation.who, &operation_id, &tuning).await;
         match tuned.map_err(undone)? {
             Tuned::Tuned { version } => {
-                tracing::info!(
-                    room = room.id,
-                    who = operation.who,
-                    operation = operation.id,
-                    version,
-                    ?tuning,
-                    "room changed"
-                );
+                let change = String::from_utf8_lossy(body);
+                let (room_id, who) = (&room.id, &operation.who);
+                tracing::info!(room = room_id, who, operation = operation_id, version, %change, "room changed");
                 self.show(room).await.map_err(|mut problem| {
                     problem.detail = "The change was made, but the store did not show the room afterwards.".to_owned();
                     problem.with("changed", true)
