@@ -3,7 +3,7 @@
 //! A room's live state is a copy of what the store last said. One task per room writes it (`admission`), every request reads it; to read it
 //! costs a pointer and asks nobody.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::{ArcSwap, Guard};
@@ -28,6 +28,8 @@ pub struct Room {
     pub clock: Clock,
     live: ArcSwap<Live>,
     frontier: AtomicU64,
+    /// The epoch that the frontier is of. Held while the frontier is written.
+    frontier_epoch: Mutex<Epoch>,
     /// The store's clock less ours.
     skew_ms: AtomicI64,
 }
@@ -74,6 +76,7 @@ impl Room {
             clock,
             live: ArcSwap::default(),
             frontier: AtomicU64::new(0),
+            frontier_epoch: Mutex::new(0),
             skew_ms: AtomicI64::new(0),
         }
     }
@@ -118,9 +121,14 @@ impl Room {
         }
     }
 
-    /// The frontier is at least here. Within an epoch it only grows; a new epoch lies beyond the old one, since places grow with time.
+    /// The frontier is at least here. Within an epoch it only grows; a new epoch begins with a frontier of its own, since the tickets of the lost
+    /// line come back to their old places.
     pub fn advance(&self, epoch: Epoch, frontier: Place) {
-        if epoch >= self.live.load().shown.epoch {
+        let mut known = self.frontier_epoch.lock().unwrap_or_else(PoisonError::into_inner);
+        if epoch > *known {
+            *known = epoch;
+            self.frontier.store(frontier, Relaxed);
+        } else if epoch == *known {
             self.frontier.fetch_max(frontier, Relaxed);
         }
     }
@@ -252,6 +260,31 @@ mod tests {
             store_up: true,
             at_once: false,
         }
+    }
+
+    /// CASE 106: a line that begins anew has a frontier of its own, and news of the old line change nothing any more.
+    #[test]
+    fn a_new_epoch_begins_with_its_own_frontier() {
+        let settings = crate::config::parse(
+            "[rooms.r]\npaths = [\"/\"]\nupstream = \"http://127.0.0.1:1\"\non_store_loss = \"hold\"\n",
+            std::path::Path::new("w.toml"),
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let options = crate::store::StoreOptions {
+            call_timeout: std::time::Duration::from_secs(1),
+            connect_timeout: std::time::Duration::from_secs(1),
+        };
+        let store = crate::store::Store::open("redis://127.0.0.1:1/", Clock::system(), options).unwrap();
+        let room = Room::new(settings.unwrap().rooms[0].clone(), store.room("r"), Clock::system());
+        room.advance(5, 100);
+        room.advance(5, 90);
+        assert_eq!(room.frontier(), 100);
+        room.advance(6, 0);
+        room.advance(5, 200);
+        assert_eq!(room.frontier(), 0);
+        room.advance(6, 3);
+        assert_eq!(room.frontier(), 3);
     }
 
     /// CASE 115: sold out and all held are two different things, and neither is a pause.

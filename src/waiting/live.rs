@@ -14,7 +14,7 @@ use crate::clock::{UnixMs, millis};
 use crate::queue::Line;
 use crate::response::view::{State, View};
 use crate::room::Room;
-use crate::store::scripts::{Place, Presence, Standing};
+use crate::store::scripts::{Epoch, Place, Presence, Standing};
 
 /// A stream that was told nothing for so long gets a sign of life.
 const KEEP_ALIVE_MS: u64 = 15_000;
@@ -49,6 +49,8 @@ struct Here {
     present: HashMap<String, Guest>,
     /// What all were told of the room last, and when all were looked at last.
     told: (Option<Face>, UnixMs),
+    /// The epoch of the line that everybody here is known to be in.
+    epoch: Epoch,
 }
 
 /// Somebody who is here.
@@ -218,6 +220,9 @@ impl Feed {
     /// One pass: the called first, then numbers where they are due. Gives way to requests in between.
     pub async fn pass(&self) {
         let sight = Sight::of(&self.room);
+        if !self.in_the_line_of_now().await {
+            return;
+        }
         self.call(&sight);
         let (changed, due) = self.here().look_again(&sight);
         if !changed && !due {
@@ -242,6 +247,35 @@ impl Feed {
             tokio::task::yield_now().await;
         }
         self.pass_over_the_few(&sight, changed).await;
+    }
+
+    /// After the store lost the line, everybody here is put back at his place before anybody is told anything. False while that fails.
+    async fn in_the_line_of_now(&self) -> bool {
+        let (known, epoch) = {
+            let live = self.room.live();
+            (live.known, live.shown.epoch)
+        };
+        let mut seats: Vec<Arc<Seat>> = {
+            let mut here = self.here();
+            if !known || here.epoch == epoch {
+                return true;
+            }
+            if here.epoch == 0 {
+                here.epoch = epoch;
+                return true;
+            }
+            here.turned.values().chain(here.waiting.values()).chain(here.unsettled.values()).cloned().collect()
+        };
+        seats.sort_by_key(|seat| seat.place.load(Relaxed));
+        tracing::warn!(room = self.room.settings.id, epoch, streams = seats.len(), "a new line: those who wait here are put back");
+        for bite in seats.chunks(BITE) {
+            let back = futures_util::future::join_all(bite.iter().map(|seat| self.look_up(Arc::clone(seat)))).await;
+            if back.contains(&false) {
+                return false;
+            }
+        }
+        self.here().epoch = epoch;
+        true
     }
 
     /// Tells those whose place the frontier has reached.
@@ -307,20 +341,22 @@ impl Feed {
     }
 
     /// Asks the store where somebody stands, and seats and tells them accordingly. All lookups of a pass go in one group.
-    async fn look_up(&self, seat: Arc<Seat>) {
+    /// False when the store did not say.
+    async fn look_up(&self, seat: Arc<Seat>) -> bool {
         let joining = super::joining(&seat.ticket, seat.place.load(Relaxed));
         let standing = self.line.join(joining).await;
         let sight = Sight::of(&self.room);
         let Ok(stood) = standing else {
             self.update(&sight, &seat, false);
-            return;
+            return false;
         };
         let view = sight.standing(&self.line, stood.standing);
         let mut here = self.here();
+        here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
         here.turned.remove(&seat.serial);
         here.unsettled.remove(&seat.serial);
         if seat.is_closed() {
-            return;
+            return true;
         }
         match stood.standing {
             Standing::Waiting { place, behind } => {
@@ -347,6 +383,7 @@ impl Feed {
         } else {
             seat.tell(&view, Message::new(&view));
         }
+        true
     }
 }
 
