@@ -254,6 +254,7 @@
   const post = (verb) => fetch(`${routes}/${verb}`, { method: "POST", headers: { accept: "application/json" }, signal: limit() });
   const limit = () => AbortSignal.timeout?.(15_000);
   const retryAfter = (answer) => (Number(answer.headers.get("retry-after")) || 0) * 1_000;
+  const lostTicket = (answer) => answer.status === 401 || answer.status === 403 || answer.status === 404;
   const jsonOf = (answer) => answer.json().catch(() => ({}));
 
   let entering = false;
@@ -266,6 +267,7 @@
       const answer = await post("enter");
       const told = await jsonOf(answer);
       if (answer.ok) return admitted();
+      if (lostTicket(answer)) return go();
       if (answer.status === 410) accept({ ...told.view, ...goneFor(told.code) }, { own: true });
       else if (answer.status === 409 && told.view) accept(told.view, { own: true });
       else set("trouble", say("slow"));
@@ -447,7 +449,7 @@
         return (view.poll_after_s || 5) * 1_000;
       }
       // The ticket is not known here any more; loading the page again brings one.
-      if (answer.status < 500 && answer.status !== 429 && answer.status !== 408 && !document.hidden) go();
+      if (lostTicket(answer) && !document.hidden && !FINAL.includes(view.state)) go();
       return Math.max(retryAfter(answer), backOff(failures++));
     } catch {
       reached(false);
