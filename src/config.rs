@@ -52,7 +52,7 @@ pub struct Config {
     pub log: Log,
     /// How upstreams are spoken to.
     pub upstream: Upstream,
-    /// Where a request goes that no room guards. None: such requests are answered 404.
+    /// Where a request goes that no room guards. None: to the backend of a room of the same host, else such requests are answered 404.
     pub fallback: Option<Uri>,
     /// The rooms, in the order of the file.
     pub rooms: Vec<Room>,

@@ -3,8 +3,8 @@
 //! A room's live state is a copy of what the store last said. One task per room writes it (`admission`), every request reads it; to read it
 //! costs a pointer and asks nobody.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dashmap::DashMap;
 use governor::{DefaultDirectRateLimiter, Quota};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -232,6 +233,7 @@ fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, ro
         metrics: house.metrics.room(&settings.id),
         login: login.map_err(|fault| StartFault::Login(settings.id.clone(), fault))?,
         routes: format!("{}/{}", house.prefix, settings.id),
+        sold_out_pages: DashMap::new(),
         open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(settings)),
         room,
     }))

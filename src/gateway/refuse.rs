@@ -106,9 +106,25 @@ impl Refusal {
         self.say(house, Some(&hall.room.settings.id), Notice::Closed, problem)
     }
 
+    /// The answer that nearly everybody gets: the same bytes for all, written once per language.
     pub(super) fn sold_out(&self, house: &House, hall: &Hall) -> Response<Body> {
-        let problem = Problem::new(StatusCode::CONFLICT, "sold_out", "Sold out", "All units are sold.");
-        self.say(house, Some(&hall.room.settings.id), Notice::SoldOut, problem)
+        if self.reader == Reader::Script {
+            return sold_out_problem();
+        }
+        let language = self.language(house);
+        let known = hall.sold_out_pages.get(&language).map(|page| Bytes::clone(&page));
+        let page = known.unwrap_or_else(|| {
+            let page = NoticePage {
+                notice: Notice::SoldOut,
+                room: Some(&hall.room.settings.id),
+                here: None,
+                retry_after_s: 0,
+            };
+            let page = house.pages.notice(language, &page);
+            hall.sold_out_pages.insert(language, page.clone());
+            page
+        });
+        response::page(StatusCode::CONFLICT, page, &house.pages, language)
     }
 
     pub(super) fn all_held(&self, house: &House, hall: &Hall) -> Response<Body> {
@@ -149,6 +165,17 @@ impl Refusal {
     }
 }
 
+/// [`Problem`] would write the same, anew for each of twenty thousand.
+fn sold_out_problem() -> Response<Body> {
+    const BODY: &[u8] = br#"{"type":"about:blank","title":"Sold out","status":409,"code":"sold_out","detail":"All units are sold."}"#;
+    let mut response = Response::new(Body::full(Bytes::from_static(BODY)));
+    *response.status_mut() = StatusCode::CONFLICT;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
 /// A fault and what caused it, in one line.
 fn with_causes(fault: &Fault) -> String {
     let mut line = fault.to_string();
@@ -183,4 +210,19 @@ pub(super) fn wrong_method(allowed: &Method) -> Response<Body> {
         problem = problem.header(ALLOW, value);
     }
     problem.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+
+    #[tokio::test]
+    async fn the_short_no_is_the_problem_it_stands_for() {
+        let long = Problem::new(StatusCode::CONFLICT, "sold_out", "Sold out", "All units are sold.").into_response();
+        let short = sold_out_problem();
+        assert_eq!((short.status(), short.headers()), (long.status(), long.headers()));
+        let body = |response: Response<Body>| async { response.into_body().collect().await.unwrap().to_bytes() };
+        assert_eq!(body(short).await, body(long).await);
+    }
 }

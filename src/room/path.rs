@@ -257,7 +257,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(ProptestConfig::with_cases(4_000))]
 
         /// If a careless backend ends up at the guarded path, then we guarded or refused it.
         #[test]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use dashmap::DashMap;
 use governor::DefaultDirectRateLimiter;
 use http::HeaderMap;
 use http::header::{HeaderName, SET_COOKIE};
@@ -13,7 +15,7 @@ use crate::config;
 use crate::fault::Fault;
 use crate::limit::{Limits, Over};
 use crate::queue::Line;
-use crate::response::pages::Pages;
+use crate::response::pages::{Language, Pages};
 use crate::room::Room;
 use crate::stop::Stop;
 use crate::store::scripts::{Epoch, Place};
@@ -62,6 +64,8 @@ pub struct Hall {
     pub login: Option<Reader>,
     /// `/.waitgate/42`.
     pub routes: String,
+    /// What is told to newcomers once everything is sold, by language.
+    pub sold_out_pages: DashMap<Language, Bytes>,
     /// The room's rate in this process, for a room that opens when the store is lost.
     pub open_door: Option<DefaultDirectRateLimiter>,
 }

@@ -264,10 +264,20 @@ impl Feed {
                 here.epoch = epoch;
                 return true;
             }
-            here.turned.values().chain(here.waiting.values()).chain(here.unsettled.values()).cloned().collect()
+            here.turned
+                .values()
+                .chain(here.waiting.values())
+                .chain(here.unsettled.values())
+                .cloned()
+                .collect()
         };
         seats.sort_by_key(|seat| seat.place.load(Relaxed));
-        tracing::warn!(room = self.room.settings.id, epoch, streams = seats.len(), "a new line: those who wait here are put back");
+        tracing::warn!(
+            room = self.room.settings.id,
+            epoch,
+            streams = seats.len(),
+            "a new line: those who wait here are put back"
+        );
         for bite in seats.chunks(BITE) {
             let back = futures_util::future::join_all(bite.iter().map(|seat| self.look_up(Arc::clone(seat)))).await;
             if back.contains(&false) {

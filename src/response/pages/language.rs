@@ -15,7 +15,7 @@ const LANGUAGES: [(&str, &str); 2] = [
 const MODEL: &str = "en";
 
 /// One of the languages that [`super::Pages`] holds. Only good for the `Pages` that gave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Language(pub(super) usize);
 
 /// Ranges looked at, of however many a header names.
