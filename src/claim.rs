@@ -75,14 +75,16 @@ impl Claim {
     /// # Errors
     /// The store did not answer.
     pub async fn ask(&self, room: &Room) -> Result<Gate, StoreFault> {
-        match room.store.claim(&self.asked).await {
-            Err(StoreFault::Unknown(_)) => match room.store.claim(&self.asked).await? {
-                // The first call took the units, and nobody else can know this id: this is its answer.
-                Gate::Already { reservation, .. } if reservation.id == self.asked.reservation => Ok(Gate::Reserved(reservation)),
-                gate => Ok(gate),
-            },
-            answer => answer,
-        }
+        let first = room.store.claim(&self.asked).await;
+        let gate = match first {
+            Err(StoreFault::Unknown(_)) => room.store.claim(&self.asked).await?,
+            answer => answer?,
+        };
+        Ok(match gate {
+            // A call before this one took the units and its reply was lost: nobody else can know this id, so this is its answer.
+            Gate::Already { reservation, .. } if reservation.id == self.asked.reservation => Gate::Reserved(reservation),
+            gate => gate,
+        })
     }
 }
 

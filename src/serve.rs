@@ -110,6 +110,7 @@ impl Serving {
             connect_timeout: config.store.connect_timeout,
         };
         let store = Store::open(&url, clock.clone(), options).map_err(StartFault::Url)?;
+        store.count_in(Arc::clone(&house.metrics));
         check_policy(&store, embedded.is_some()).await?;
 
         let rounds = TaskTracker::new();

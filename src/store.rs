@@ -13,7 +13,7 @@ pub mod keys;
 pub mod news;
 pub mod scripts;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -29,6 +29,7 @@ use crate::fault::StoreFault;
 use crate::store::keys::Keys;
 pub use crate::store::news::News;
 use crate::store::news::Newsroom;
+use crate::telemetry::Metrics;
 
 /// How often the connection is probed.
 const PROBE: Duration = Duration::from_millis(500);
@@ -82,6 +83,7 @@ struct Inner {
     suspect: Notify,
     newsroom: Arc<Newsroom>,
     stop: CancellationToken,
+    metrics: OnceLock<Arc<Metrics>>,
 }
 
 struct Live {
@@ -135,6 +137,7 @@ impl Store {
             suspect: Notify::new(),
             newsroom,
             stop,
+            metrics: OnceLock::new(),
         });
         tokio::spawn(watch_over(Arc::clone(&inner)));
         Ok(Self { inner })
@@ -222,7 +225,12 @@ impl Store {
         let Some(live) = self.inner.live.load_full() else {
             return Err(StoreFault::Away);
         };
-        let error = match question.put(&live).await {
+        let began = Clock::instant();
+        let first = question.put(&live).await;
+        if let Some(metrics) = self.inner.metrics.get() {
+            metrics.store_called(name, began.elapsed());
+        }
+        let error = match first {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -234,6 +242,11 @@ impl Store {
             Some(next) => question.put(&next).await.map_err(|error| self.fault(name, error, &next)),
             None => Err(StoreFault::Unknown(error)),
         }
+    }
+
+    /// Counts calls and their time in these metrics from now on.
+    pub fn count_in(&self, metrics: Arc<Metrics>) {
+        let _before = self.inner.metrics.set(metrics);
     }
 
     /// The connection after `broken`, if it comes soon.
