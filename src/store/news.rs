@@ -212,3 +212,23 @@ impl Newsroom {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_missed_something_is_told_so_before_anything_else() {
+        let (to, mut from) = mpsc::channel(1);
+        let mut listener = Listener { to, missed: false };
+        assert!(listener.tell(News::Away(vec!["a".into()])));
+        assert!(listener.tell(News::Changed), "there is no room, and it does not wait");
+        assert_eq!(from.try_recv(), Ok(News::Away(vec!["a".into()])));
+        assert!(listener.tell(News::Away(vec!["b".into()])));
+        assert_eq!(from.try_recv(), Ok(News::Subscribed), "in place of both");
+        assert!(listener.tell(News::Changed));
+        assert_eq!(from.try_recv(), Ok(News::Changed));
+        drop(from);
+        assert!(!listener.tell(News::Changed), "nobody listens");
+    }
+}

@@ -256,12 +256,19 @@ async fn databases_of_one_server_do_not_hear_each_other() {
 #[tokio::test]
 async fn a_demoted_server_is_left_and_asked_anew() {
     let world = World::with(seed(0)).await;
+    let connections = async || {
+        let list: String = world.redis.ask(&["CLIENT", "LIST"]).await;
+        let ids = list.lines().filter_map(|line| line.split(' ').next());
+        ids.map(str::to_owned).collect::<std::collections::BTreeSet<String>>()
+    };
+    let before = connections().await;
     world.redis.ask::<String>(&["REPLICAOF", "127.0.0.1", "1"]).await;
     let refused = world.room.join(&TERMS, &[joining("a", 0, Knock::Join)]).await;
     assert!(
         matches!(&refused, Err(StoreFault::Refused(error)) if error.code() == Some("READONLY")),
         "{refused:?}"
     );
+    within("the connection to it is closed", async || !before.is_subset(&connections().await)).await;
     world.redis.ask::<String>(&["REPLICAOF", "NO", "ONE"]).await;
     up(&world.store).await;
     assert!(matches!(world.knock("a", 0, Knock::Join).await, Standing::Waiting { .. }));
