@@ -273,6 +273,9 @@ pub struct Room {
     pub rebuild: Duration,
     /// Waiters kept by one gateway at most.
     pub max_waiters: usize,
+    /// How long what happened to a ticket or a reservation is remembered: as long as `claim.memory` says, and never shorter than a ticket lives,
+    /// or one that was given up could come back to its place.
+    pub memory: Duration,
     /// Origins, besides the room's own, that may open the waiting routes from a script.
     pub origins: Vec<String>,
     /// The shop's own login, when the room reads one: one place per login.

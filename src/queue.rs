@@ -146,7 +146,7 @@ pub fn terms(room: &Room) -> Terms {
         turn_ms: millis(settings.turn_ttl),
         admission_ms: millis(settings.admission_ttl),
         grace_ms: millis(settings.grace),
-        memory_ms: settings.claim.as_ref().map_or(86_400_000, |claim| millis(claim.memory)),
+        memory_ms: millis(settings.memory),
     }
 }
 

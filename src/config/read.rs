@@ -81,19 +81,27 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
         );
     }
     let (server, fallback) = server?;
+    let tokens = tokens?;
+    let mut rooms = rooms?;
+    for room in &mut rooms {
+        room.memory = room
+            .claim
+            .as_ref()
+            .map_or(tokens.ticket_ttl, |claim| claim.memory.max(tokens.ticket_ttl));
+    }
     Some(Config {
         server,
         ops: ops?,
         store: store?,
         client: client?,
         limits: limits?,
-        tokens: tokens?,
+        tokens,
         cookies: cookies?,
         pages: pages?,
         log: log?,
         upstream: upstream?,
         fallback,
-        rooms: rooms?,
+        rooms,
     })
 }
 

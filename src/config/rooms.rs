@@ -75,6 +75,7 @@ fn read_room(section: &Section<'_>, id: &str, file: &Path) -> Option<Room> {
         grace: section.get("grace", duration)?,
         rebuild: section.get("rebuild", duration)?,
         max_waiters: section.get("max_waiters", counted(1, 100_000_000))?,
+        memory: std::time::Duration::ZERO, // known once the tokens' section has been read
         origins: section.list("origins", web_origin)?,
         login,
         claim,

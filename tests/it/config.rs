@@ -476,3 +476,15 @@ fn shipped_configs_keep_booting() {
     }
     assert!(count >= 2);
 }
+
+/// What happened to a ticket must be remembered for as long as the ticket can be shown.
+#[test]
+fn memory_outlives_tickets() {
+    let memory = |text: &str| {
+        let text = format!("{text}\n[rooms.r]\npaths = [\"/r\"]\nupstream = \"http://127.0.0.1:1\"\non_store_loss = \"hold\"\nstock = 1\n");
+        let text = format!("{text}claim.path = \"/r/buy\"\nclaim.memory = \"2h\"\n");
+        waitgate::config::parse(&text, std::path::Path::new("w.toml")).unwrap().rooms[0].memory
+    };
+    assert_eq!(memory("[tokens]\nticket_ttl = \"1h\"").as_secs(), 7200);
+    assert_eq!(memory("[tokens]\nticket_ttl = \"3h\"").as_secs(), 10_800);
+}
