@@ -4,7 +4,8 @@
 //! ordered by cost: nothing before `act` leaves this process, so a flood is refused without a word to the store.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use http::request::Parts;
@@ -20,7 +21,7 @@ use crate::room::{Door, Guarded, Room, Rooms};
 use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
 use crate::upstream::Upstreams;
-use crate::visitor::Address;
+use crate::visitor::{Address, X_FORWARDED_FOR};
 use crate::waiting::hall::{Hall, House, Presented};
 use crate::waiting::{self, Asked, Route};
 
@@ -46,6 +47,7 @@ pub struct Gateway {
     cookie_prefixes: Vec<String>,
     first_byte_ms: u64,
     me: Weak<Gateway>,
+    warned_of_proxy: AtomicBool,
 }
 
 /// What should happen to a request. Being turned away is not an error: it is the product working. What breaks is a [`Fault`].
@@ -117,6 +119,7 @@ impl Gateway {
             cookie_prefixes: crate::token::cookie::PREFIXES.map(str::to_owned).to_vec(),
             first_byte_ms: crate::clock::millis(settings.upstream.first_byte_timeout),
             me: me.clone(),
+            warned_of_proxy: AtomicBool::new(false),
         })
     }
 
@@ -130,6 +133,7 @@ impl Gateway {
         let checked = intake::check(&request);
         let (head, body) = request.into_parts();
         let address = Address::find(&self.client, peer, &head.headers);
+        self.warn_of_proxy(address, peer, &head);
         let asker = Refusal::of(&head);
         let outcome = match checked {
             Ok(host) => {
@@ -148,6 +152,21 @@ impl Gateway {
             self.house.metrics.faulted(fault.code());
             asker.fault(&self.house, &fault)
         })
+    }
+
+    /// Behind a proxy that is not listed all visitors look like one, and share one limit: the mistake everybody makes once, said once.
+    fn warn_of_proxy(&self, address: Address, peer: SocketAddr, head: &Parts) {
+        let near = match peer.ip() {
+            IpAddr::V4(ip) => ip.is_private() || ip.is_loopback(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local(),
+        };
+        let unlisted = !address.trusted_peer && near && head.headers.contains_key(X_FORWARDED_FOR);
+        if unlisted && !self.warned_of_proxy.swap(true, Relaxed) {
+            tracing::warn!(
+                peer = %peer.ip(),
+                "requests come through a proxy that client.trusted_proxies does not list: all its visitors count as one address"
+            );
+        }
     }
 
     async fn serve(&self, arrival: Arrival) -> Result<Response<Body>, Fault> {

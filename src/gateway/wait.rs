@@ -73,7 +73,7 @@ impl Gateway {
             Some(knock) if live.store_up => stand(hall, &ticket, knock).await,
             _ => None,
         };
-        if let Some(until_ms) = self.admitted(hall, &ticket, stood).await? {
+        if let Some(until_ms) = self.admitted(hall, &ticket, stood).await {
             let pass = hall.let_in(&self.house, &ticket.id, user, until_ms)?;
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
@@ -104,7 +104,7 @@ impl Gateway {
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
         let stood = stand(hall, &ticket, Knock::Join).await;
-        if let Some(until_ms) = self.admitted(hall, &ticket, stood).await? {
+        if let Some(until_ms) = self.admitted(hall, &ticket, stood).await {
             let pass = hall.let_in(&self.house, &ticket.id, user, until_ms)?;
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
@@ -124,16 +124,21 @@ impl Gateway {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Until when this ticket is let in, if it is: a turn is taken here and now, because a person came for it.
-    async fn admitted(&self, hall: &Hall, ticket: &Ticket, stood: Option<Stood>) -> Result<Option<u64>, Fault> {
-        Ok(match stood.map(|stood| stood.standing) {
-            Some(Standing::Admitted { until_ms }) => Some(until_ms),
-            Some(Standing::Called { .. }) => match hall.line.redeem(&ticket.id).await? {
-                Redeemed::Admitted { until_ms } => Some(until_ms),
-                Redeemed::Waiting | Redeemed::Gone(_) | Redeemed::Unknown => None,
+    /// Until when this ticket is let in, if it is: a turn is taken here and now, because a person came for it. Should the store not answer, the
+    /// page says that it is the visitor's turn, and tries again.
+    async fn admitted(&self, hall: &Hall, ticket: &Ticket, stood: Option<Stood>) -> Option<u64> {
+        match stood?.standing {
+            Standing::Admitted { until_ms } => Some(until_ms),
+            Standing::Called { .. } => match hall.line.redeem(&ticket.id).await {
+                Ok(Redeemed::Admitted { until_ms }) => Some(until_ms),
+                Ok(Redeemed::Waiting | Redeemed::Gone(_) | Redeemed::Unknown) => None,
+                Err(fault) => {
+                    tracing::warn!(room = hall.room.settings.id, %fault, "a turn could not be taken");
+                    None
+                }
             },
-            _ => None,
-        })
+            Standing::Waiting { .. } | Standing::Gone(_) | Standing::MustWait => None,
+        }
     }
 
     /// With the store lost, a room may be set to let people pass at its rate. Never a room with stock.

@@ -79,8 +79,6 @@ pub struct Presented {
     pub ticket: Option<Ticket>,
     /// An admission to this room.
     pub pass: Option<Arc<Pass>>,
-    /// A cookie of ours came that is no good any more.
-    pub stale: bool,
 }
 
 impl Presented {
@@ -111,11 +109,8 @@ impl Hall {
                     presented.ticket = Some(ticket);
                     break;
                 }
-                Verified::Expired => presented.stale = true,
-                Verified::Forged => {
-                    presented.stale = true;
-                    house.limits.forgery(address.network)?;
-                }
+                Verified::Expired => {}
+                Verified::Forged => house.limits.forgery(address.network)?,
             }
         }
         let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
@@ -125,11 +120,8 @@ impl Hall {
                     presented.pass = Some(pass);
                     break;
                 }
-                Verified::Expired => presented.stale = true,
-                Verified::Forged => {
-                    presented.stale = true;
-                    house.limits.forgery(address.network)?;
-                }
+                Verified::Expired => {}
+                Verified::Forged => house.limits.forgery(address.network)?,
             }
         }
         self.match_login(house, &mut presented);

@@ -49,6 +49,8 @@ struct Here {
     present: HashMap<String, Guest>,
     /// What all were told of the room last, and when all were looked at last.
     told: (Option<Face>, UnixMs),
+    /// Goodbye has been said: nobody is seated any more.
+    closing: bool,
     /// The epoch of the line that everybody here is known to be in.
     epoch: Epoch,
 }
@@ -61,7 +63,7 @@ struct Guest {
     seen_ms: UnixMs,
 }
 
-/// As many are kept waiting here as may be.
+/// As many are kept waiting here as may be, or this gateway is stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -94,6 +96,9 @@ impl Feed {
         };
         let seat = Arc::new(Seat::new(ticket.to_owned(), serial, place, view));
         let mut here = self.here();
+        if here.closing {
+            return Err(Full);
+        }
         here.greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)?;
         if let Some(guest) = here.present.get_mut(ticket) {
             guest.seats.push(Arc::clone(&seat));
@@ -181,16 +186,8 @@ impl Feed {
     #[must_use]
     pub fn here_after_all(&self, tickets: &[String]) -> Vec<Presence> {
         let here = self.here();
-        let found = tickets
-            .iter()
-            .filter_map(|ticket| here.present.get(ticket).map(|guest| (ticket, guest)));
-        let mut back = Vec::new();
-        for (ticket, guest) in found {
-            if !guest.seats.is_empty() {
-                back.push(Presence::Back(ticket.clone(), guest.place));
-            }
-        }
-        back
+        let found = tickets.iter().filter_map(|ticket| here.present.get_key_value(ticket));
+        found.map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place)).collect()
     }
 
     /// Who is gone for longer than `away_after`; they are forgotten here.
@@ -209,9 +206,10 @@ impl Feed {
         away
     }
 
-    /// Ends every stream with a word to come back in a moment.
+    /// Ends every stream with a word to come back in a moment, and seats nobody after that.
     pub fn say_goodbye(&self) {
-        let here = self.here();
+        let mut here = self.here();
+        here.closing = true;
         for seat in here.waiting.values().chain(here.turned.values()).chain(here.unsettled.values()) {
             seat.bye();
         }
