@@ -165,7 +165,7 @@ impl Upstreams {
                 tokio::select! {
                     biased;
                     answer = answer.as_mut() => break answer,
-                    () = sleep_until(progress.deadline(&self.settings)) => {
+                    () = sleep_until(progress.next_look(&self.settings)) => {
                         if progress.deadline(&self.settings) <= tokio::time::Instant::now() {
                             return Err(UpstreamFault::Timeout.into());
                         }

@@ -64,6 +64,11 @@ impl Progress {
         }
     }
 
+    /// When to look at the deadline next: it comes nearer when the last byte has been sent, and nobody is told of that.
+    pub(super) fn next_look(&self, settings: &config::Upstream) -> Instant {
+        self.deadline(settings).min(Instant::now() + settings.first_byte_timeout)
+    }
+
     /// What the client did wrong while sending, if anything.
     pub(super) fn fault(&self) -> Option<ClientFault> {
         self.fault.get().cloned()
