@@ -9,6 +9,7 @@ mod cli;
 mod config;
 mod demo;
 mod faults;
+mod gateway;
 mod harness;
 mod house;
 mod model;
