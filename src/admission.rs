@@ -16,7 +16,7 @@ use crate::queue::positions::Positions;
 use crate::queue::seed;
 use crate::room::Door;
 use crate::store::News;
-use crate::store::scripts::{Stock, Ticked};
+use crate::store::scripts::{Presence, Stock, Ticked};
 use crate::waiting::hall::{Hall, House};
 
 /// How often people are called.
@@ -27,6 +27,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const READ_WITHIN: Duration = Duration::from_millis(250);
 /// Batches of one sweep at most; the rest waits for the next second.
 const MAX_SWEEPS: usize = 8;
+/// Changes of presence told to the store at once.
+const DEPARTURES: usize = 500;
 /// Limits and tokens are tidied this often.
 const TIDY: Duration = Duration::from_secs(5);
 
@@ -148,21 +150,31 @@ impl Rounds {
                 hall.room.advance(epoch, frontier);
                 hall.feed.called_late(&late);
             }
-            News::Changed | News::Subscribed => {
-                if let Err(fault) = self.read().await {
-                    tracing::debug!(room = hall.room.settings.id, %fault, "a change could not be read; the next tick reads it");
-                }
+            News::Changed => self.read_again().await,
+            News::Subscribed => {
+                self.read_again().await;
+                self.report_back(hall.feed.all_here()).await;
             }
-            News::Away(tickets) => {
-                let back = hall.feed.here_after_all(&tickets);
-                if !back.is_empty()
-                    && let Err(fault) = hall.room.store.depart(hall.line.terms(), &back).await
-                {
-                    tracing::warn!(room = hall.room.settings.id, %fault, "visitors who are here could not be reported back");
-                }
-            }
+            News::Away(tickets) => self.report_back(hall.feed.here_after_all(&tickets)).await,
         }
         hall.feed.pass().await;
+    }
+
+    async fn read_again(&mut self) {
+        if let Err(fault) = self.read().await {
+            let room = &self.hall.room.settings.id;
+            tracing::debug!(room, %fault, "a change could not be read; the next tick reads it");
+        }
+    }
+
+    async fn report_back(&self, back: Vec<Presence>) {
+        for batch in back.chunks(DEPARTURES) {
+            if let Err(fault) = self.hall.room.store.depart(self.hall.line.terms(), batch).await {
+                let room = &self.hall.room.settings.id;
+                tracing::warn!(room, %fault, "visitors who are here could not be reported back");
+                return;
+            }
+        }
     }
 
     async fn each_second(&mut self) {
@@ -198,7 +210,7 @@ impl Rounds {
             }
         }
         let away = hall.feed.gone_quiet();
-        for batch in away.chunks(500) {
+        for batch in away.chunks(DEPARTURES) {
             store.depart(terms, batch).await?;
         }
         Ok(())
