@@ -1,4 +1,5 @@
 //! What happens when the things waitgate leans on break.
 
 mod embedded;
+mod gateways;
 mod store;

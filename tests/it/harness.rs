@@ -139,7 +139,7 @@ impl Redis {
             Some(connection) => connection,
             None => {
                 let client = redis::Client::open(self.url()).expect("the URL can be read");
-                client.get_multiplexed_async_connection().await?
+                client.get_multiplexed_async_connection_with_config(&patient()).await?
             }
         };
         let answer = command.query_async(&mut connection).await;
@@ -161,6 +161,14 @@ impl Redis {
         }
         all
     }
+}
+
+/// A machine that builds something else meanwhile is slow, and no test is about that.
+pub fn patient() -> redis::AsyncConnectionConfig {
+    let patience = Some(Duration::from_secs(10));
+    redis::AsyncConnectionConfig::new()
+        .set_response_timeout(patience)
+        .set_connection_timeout(patience)
 }
 
 /// Waits until the store is connected.

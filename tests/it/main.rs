@@ -7,6 +7,7 @@ mod backend;
 mod between;
 mod cli;
 mod config;
+mod crew;
 mod demo;
 mod faults;
 mod gateway;

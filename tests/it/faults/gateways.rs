@@ -1,0 +1,222 @@
+//! Several gateways on one Redis: one rate, one line, one presence, whoever of them lives.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::sync::watch;
+use waitgate::clock::Clock;
+
+use crate::backend::{PATIENCE, soon};
+use crate::between::{Between, Mode};
+use crate::crew::{Checker, Crew, Event, Visitor, wait_and_enter};
+use crate::harness::within;
+
+/// A room of this rate, and a second of it as burst.
+fn at(rate: u64) -> String {
+    format!("rate = \"{rate}/s\"")
+}
+
+/// A room in which nobody is called.
+const STILL: &str = "rate = 0\n";
+
+/// So many visitors, spread over the gateways, all at once, until all are in.
+async fn crowd(people: usize, gateways: &[SocketAddr]) -> Vec<Vec<u64>> {
+    let visitors = (0..people).map(|number| {
+        let gateways = gateways.to_vec();
+        tokio::spawn(async move { wait_and_enter(Visitor::new(gateways[number % gateways.len()]), &gateways).await })
+    });
+    let shown = join_all(visitors).await;
+    shown.into_iter().map(|shown| shown.expect("a visitor got in")).collect()
+}
+
+/// Lets the crowd in while every window of time is held against the rate; `meanwhile` happens meanwhile.
+async fn hold_the_rate(crew: &Crew, rate: u64, people: usize, gateways: &[SocketAddr], meanwhile: impl Future<Output = ()>) {
+    let (stop, stopping) = watch::channel(false);
+    let all_in = async {
+        let (shown, ()) = tokio::join!(crowd(people, gateways), meanwhile);
+        stop.send_replace(true);
+        shown
+    };
+    let (shown, checker) = tokio::join!(all_in, Checker::watch(&crew.redis, stopping));
+    checker.assert_rate(rate, rate);
+    for shown in shown {
+        assert!(shown.is_sorted_by(|before, after| before >= after), "a number got worse: {shown:?}");
+    }
+    assert_eq!(checker.called(), people as u64, "everybody was called once, and nobody else");
+    assert_eq!(crew.number("joined_total").await, people as u64, "everybody joined once");
+    let seen = crew.shop.backend.seen();
+    let users: BTreeSet<_> = seen.iter().map(|request| request.one("waitgate-user")).collect();
+    assert_eq!(users.len(), people, "and each saw the shop");
+}
+
+/// CASE 17: several gateways together admitted more than the rate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_gateways_admit_no_more_than_the_rate() {
+    let crew = Crew::of(&at(20)).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    hold_the_rate(&crew, 20, 100, &[a.public, b.public], async {}).await;
+}
+
+/// CASE 17.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_gateways_admit_no_more_than_the_rate() {
+    let crew = Crew::of(&at(30)).await;
+    let gateways = [
+        crew.gateway().await,
+        crew.gateway().await,
+        crew.gateway().await,
+        crew.gateway().await,
+    ];
+    hold_the_rate(&crew, 30, 120, &gateways.each_ref().map(|gateway| gateway.public), async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_stops_softly_and_the_other_goes_on() {
+    let crew = Crew::of(&at(20)).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    let both = [a.public, b.public];
+    let stop = async {
+        within("it is in full swing", async || crew.number("called_total").await >= 30).await;
+        a.stopped().await;
+    };
+    hold_the_rate(&crew, 20, 80, &both, stop).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_is_killed_and_the_other_goes_on() {
+    let crew = Crew::of(&at(20)).await;
+    let b = crew.gateway().await;
+    let mut a = crew.process(None).await;
+    let both = [a.public, b.public];
+    let kill = async {
+        within("it is in full swing", async || crew.number("called_total").await >= 30).await;
+        a.child.kill().await.unwrap();
+    };
+    hold_the_rate(&crew, 20, 80, &both, kill).await;
+}
+
+/// CASE 17: a gateway that cannot reach the store admitted by itself.
+#[tokio::test]
+async fn a_gateway_cut_from_the_store_admits_nobody_and_the_other_goes_on() {
+    let crew = Crew::of(&at(10)).await;
+    let between = Between::start(&crew.redis);
+    let (well, cut) = (crew.gateway().await, crew.gateway_through(&between.url()).await);
+    between.set(Mode::Cut);
+    let waiter = Visitor::new(cut.public);
+    let delayed = || async {
+        waiter.load().await;
+        waiter.status().await.json()["delayed"] == true
+    };
+    within("it knows", async || delayed().await).await;
+    let only = [well.public];
+    let others: Vec<_> = (0..15).map(|_| wait_and_enter(Visitor::new(well.public), &only)).collect();
+    let tries = async {
+        for _ in 0..20 {
+            assert!(!waiter.gets_in().await);
+        }
+    };
+    tokio::join!(join_all(others), tries);
+    assert_eq!(crew.number("called_total").await, 15);
+    between.set(Mode::Pass);
+    wait_and_enter(waiter, &[cut.public]).await;
+}
+
+#[tokio::test]
+async fn whoever_goes_from_one_gateway_to_the_other_is_not_away() {
+    let crew = Crew::of(&format!("{STILL}away_after = \"500ms\"\ngrace = \"1s\"")).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    let (mover, leaver) = (Visitor::new(a.public), Visitor::new(a.public));
+    mover.joins().await;
+    leaver.joins().await;
+    let place = mover.place();
+    let (on_a, leaving) = (mover.stream().await, leaver.stream().await);
+    let mut on_b = mover.at(b.public).stream().await;
+    on_b.view().await;
+    drop(on_a);
+    drop(leaving);
+    let gone = async |visitor: &Visitor| crew.members("gone").await.contains(&visitor.ticket());
+    within("who left for good is given up", async || gone(&leaver).await).await;
+    assert_eq!(crew.members("line").await, [mover.ticket()], "who moved is in line");
+    assert_eq!(crew.members("away").await, Vec::<String>::new());
+    assert_eq!(mover.status().await.json()["state"], "waiting");
+    assert_eq!(mover.place(), place);
+    a.tune(json!({"rate": "1/s"})).await;
+    on_b.state("turn").await;
+}
+
+/// CASE 95: "away" was said while the subscription of the gateway that knew better was being rebuilt.
+#[tokio::test]
+async fn who_is_here_is_not_away_though_the_news_of_it_was_missed() {
+    let crew = Crew::of(&format!("{STILL}grace = \"1min\"")).await;
+    let gateway = crew.gateway().await;
+    let visitor = Visitor::new(gateway.public);
+    visitor.joins().await;
+    let mut stream = visitor.stream().await;
+    stream.view().await;
+    let other = crew.redis.store(&Clock::system()).await.room("42");
+    let terms = crate::harness::TERMS;
+    let away = [waitgate::store::scripts::Presence::Away(visitor.ticket())];
+    crew.redis.ask::<u64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    other.depart(&terms, &away).await.unwrap();
+    within("its gateway says that it is here", async || crew.count("away").await == 0).await;
+    assert_eq!(crew.members("line").await, [visitor.ticket()]);
+}
+
+#[tokio::test]
+async fn tabs_at_two_gateways_are_both_told_and_enter_once() {
+    let crew = Crew::of(STILL).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    let visitor = Visitor::new(a.public);
+    visitor.joins().await;
+    let other_tab = visitor.at(b.public);
+    let (mut on_a, mut on_b, mut socket) = (visitor.stream().await, other_tab.stream().await, other_tab.socket().await);
+    a.tune(json!({"message": "soon"})).await;
+    for stream in [&mut on_a, &mut on_b] {
+        stream.until("the message", |view| view["message"] == "soon").await;
+    }
+    b.tune(json!({"rate": "5/s"})).await;
+    tokio::join!(on_a.state("turn"), on_b.state("turn"), socket.state("turn"));
+    let (first, second) = tokio::join!(visitor.enter(), other_tab.enter());
+    assert_eq!((first.status.as_u16(), second.status.as_u16()), (200, 200));
+    assert_eq!(first.json()["expires_at_ms"], second.json()["expires_at_ms"], "one admission");
+    assert_eq!(crew.number("called_total").await, 1);
+    for stream in [&mut on_a, &mut on_b] {
+        stream.state("admitted").await;
+        assert_eq!(soon(stream.next()).await, Event::End);
+    }
+    assert!(visitor.gets_in().await && other_tab.gets_in().await);
+}
+
+/// The number shown came from counts that each gateway took at a moment of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_is_no_worse_at_the_other_gateway() {
+    let crew = Crew::of(STILL).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    let mut line = Vec::new();
+    for number in 0..100 {
+        let visitor = Visitor::new(if number % 2 == 0 { a.public } else { b.public });
+        visitor.load().await;
+        line.push(visitor);
+    }
+    join_all(line.iter().map(Visitor::status)).await;
+    let last = Visitor::new(a.public);
+    last.joins().await;
+    within("it is counted", async || last.status().await.json()["ahead"] == 100).await;
+    a.tune(json!({"rate": "30/s"})).await;
+    let mut shown = vec![100];
+    let deadline = Clock::instant() + PATIENCE;
+    while shown.last() != Some(&0) && Clock::instant() < deadline {
+        for at in [a.public, b.public] {
+            let mut stream = last.at(at).stream().await;
+            let view = stream.view().await;
+            shown.extend(view["ahead"].as_u64().or((view["state"] == "turn").then_some(0)));
+            shown.extend(last.at(at).status().await.json()["ahead"].as_u64());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(shown.is_sorted_by(|before, after| before >= after), "{shown:?}");
+    assert!(shown.len() > 20, "{shown:?}");
+}
