@@ -190,14 +190,12 @@ impl Feed {
         found.map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place)).collect()
     }
 
-    /// Everybody who has a stream here: after news were missed, some of them may have been reported away by a gateway they came from.
+    /// Everybody who is here: after news were missed, some of them may have been reported away by a gateway they came from.
     #[must_use]
     pub fn all_here(&self) -> Vec<Presence> {
         let here = self.here();
-        let with_a_stream = here.present.iter().filter(|(_, guest)| !guest.seats.is_empty());
-        with_a_stream
-            .map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place))
-            .collect()
+        let all = here.present.iter();
+        all.map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place)).collect()
     }
 
     /// Who is gone for longer than `away_after`; they are forgotten here.
