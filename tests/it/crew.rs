@@ -92,6 +92,8 @@ pub struct Crew {
     pub more: String,
     /// How long a gateway waits for the store.
     pub store_timeout: &'static str,
+    /// How long a stopping gateway waits.
+    pub drain_timeout: &'static str,
 }
 
 impl Crew {
@@ -113,18 +115,19 @@ impl Crew {
             room: format!("{loss}{room}"),
             more: String::new(),
             store_timeout: "2s",
+            drain_timeout: "10s",
         }
     }
 
     /// The file of a gateway on this store.
     pub fn file(&self, store_url: &str) -> String {
         let (dir, shop, timeout) = (self.dir.path().display(), self.shop.backend.address, self.store_timeout);
-        let (room, more) = (&self.room, &self.more);
+        let (room, more, drain) = (&self.room, &self.more, self.drain_timeout);
         format!(
             r#"
 [server]
 listen = "127.0.0.1:0"
-drain_timeout = "5s"
+drain_timeout = "{drain}"
 max_connections_per_address = 20000
 [ops]
 listen = "127.0.0.1:0"
@@ -302,12 +305,22 @@ impl Process {
 
 /// Changes room 42 as an operator does, at this gateway.
 pub async fn tune(operators: SocketAddr, change: Value) {
-    let mut request = Request::patch("/v1/rooms/42")
-        .header(HOST, "localhost")
-        .header(CONTENT_TYPE, "application/json");
-    request = request.header(ACCEPT, "application/json");
-    let reply = ask(operators, request.body(Full::from(change.to_string())).unwrap()).await.unwrap();
+    let reply = operate(operators, Method::PATCH, "/v1/rooms/42", &change.to_string()).await;
     assert_eq!(reply.status, 200, "{change}: {}", reply.text());
+}
+
+/// A request to the operators' listener.
+pub async fn operate(operators: SocketAddr, method: Method, path: &str, body: &str) -> Reply {
+    let request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+    let request = request.header(CONTENT_TYPE, "application/json").body(Full::from(body.to_owned()));
+    ask(operators, request.unwrap()).await.expect("the operators' listener answers")
+}
+
+/// A metric's value; 0 where it has not been counted yet.
+pub async fn metric(operators: SocketAddr, name: &str) -> f64 {
+    let text = operate(operators, Method::GET, "/metrics", "").await.text();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0.0, |value| value.parse().expect("a number"))
 }
 
 /// An answer, read whole.

@@ -105,6 +105,13 @@ impl Redis {
         self.revive().await;
     }
 
+    /// Sends the server a signal by its name.
+    pub async fn signal(&self, name: &str) {
+        let pid = self.child.id().expect("the server runs").to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().await.expect("kill runs");
+        assert!(sent.success());
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("r.sock")
     }
