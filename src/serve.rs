@@ -174,7 +174,7 @@ fn house(config: &Config, clock: &Clock, stop: &Stop) -> Result<House, StartFaul
         tokens: Tokens::new(&config.tokens, clock.now_ms())?,
         limits: Limits::new(&config.limits),
         cookies: config.cookies,
-        pages: Pages::new(&config.pages)?,
+        pages: Pages::new(&config.pages, config.cookies)?,
         metrics: Arc::new(Metrics::new()),
         stop: stop.clone(),
         prefix: config.server.prefix.clone(),

@@ -269,8 +269,10 @@
       if (answer.ok) return admitted();
       if (lostTicket(answer)) return go();
       if (answer.status === 410) accept({ ...told.view, ...goneFor(told.code) }, { own: true });
-      else if (answer.status === 409 && told.view) accept(told.view, { own: true });
-      else set("trouble", say("slow"));
+      else if (answer.status === 409 && told.view) {
+        accept(told.view, { own: true });
+        later("asking", check, jitter(5_000)); // the stream has told the turn once, and may not tell it again
+      } else set("trouble", say("slow"));
       pause = retryAfter(answer);
     } catch {
       set("trouble", say("slow"));
@@ -590,4 +592,5 @@
   paint();
   act();
   follow();
+  document.documentElement.className = "kept"; // all of the above ran: the page need not rescue itself by reloading
 })();

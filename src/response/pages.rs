@@ -213,7 +213,7 @@ impl Pages {
     /// # Errors
     /// When a file in the folder cannot be read, a template does not compile or render, a language misses a text, or the default language
     /// is not there.
-    pub fn new(settings: &config::Pages) -> Result<Self, PagesError> {
+    pub fn new(settings: &config::Pages, cookies: config::Cookies) -> Result<Self, PagesError> {
         let folder = settings.folder.as_deref();
         let words = language::read(folder)?;
         let default = words.iter().position(|words| words.tag == settings.default_language);
@@ -226,7 +226,13 @@ impl Pages {
             .map(|words| (words.texts(), script_json(&words.for_script())))
             .collect();
         let own = Kit::read(folder)?;
-        let policy = own.policy()?;
+        // Cookies that go along in a foreign frame are asked for by a shop that lives in one.
+        let frames = if cookies.same_site == config::SameSite::None {
+            "*"
+        } else {
+            "'self'"
+        };
+        let policy = own.policy(frames)?;
         let shared = Shared {
             spare: Kit::read(None)?,
             own,
@@ -307,6 +313,7 @@ impl Shared {
             direction => words.say("direction"),
             css => kit.style.clone(),
             js => kit.script.clone(),
+            rescue => kit.rescue.clone(),
             texts => texts.clone(),
             catalogue => catalogue.clone(),
             face => face::face(words, page.view, page.now_ms),

@@ -19,6 +19,9 @@ const BUILT_IN: [(&str, &str); 4] = [
     (STYLE, include_str!("../../../static/waiting.css")),
     (SCRIPT, include_str!("../../../static/waiting.js")),
 ];
+/// Should the script not run through, in a browser too old for it say, the page reloads itself as it does without any. In the words of the
+/// oldest browsers; the script says `kept` when it is up.
+const RESCUE: &str = "setTimeout(function(){if(document.documentElement.className!=='kept')location.reload()},15e3+Math.random()*1e4)";
 /// Steps a template may take: a hundred times what ours take, and an endless loop ends.
 const FUEL: u64 = 200_000;
 
@@ -28,6 +31,7 @@ pub(super) struct Kit {
     templates: Environment<'static>,
     pub(super) style: Value,
     pub(super) script: Value,
+    pub(super) rescue: Value,
 }
 
 impl Kit {
@@ -61,6 +65,7 @@ impl Kit {
             templates,
             style: Value::from_safe_string(style),
             script: Value::from_safe_string(script),
+            rescue: Value::from_safe_string(RESCUE.to_owned()),
         })
     }
 
@@ -68,11 +73,12 @@ impl Kit {
         self.templates.get_template(file)?.render(context)
     }
 
-    /// Nothing is allowed but our own script and style, by digest, and talking to where the page came from.
-    pub(super) fn policy(&self) -> Result<HeaderValue, PagesError> {
+    /// Nothing is allowed but our own scripts and style, by digest, and talking to where the page came from.
+    pub(super) fn policy(&self, frames: &str) -> Result<HeaderValue, PagesError> {
         let policy = format!(
-            "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'self'",
+            "default-src 'none'; script-src '{}' '{}'; style-src '{}'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors {frames}",
             hash(text(&self.script)),
+            hash(RESCUE),
             hash(text(&self.style)),
         );
         HeaderValue::from_str(&policy).map_err(|_| PagesError::Inline {
@@ -83,10 +89,11 @@ impl Kit {
 
     /// The browser takes the digest of exactly what stands between the tags, so a blank too many would stop the page.
     pub(super) fn check_inline(&self, file: &'static str, html: &str) -> Result<(), PagesError> {
-        let mistake =
-            "`<style>{{ css }}</style>` and `<script>{{ js }}</script>` must stand as they are, and no other style or script will run";
-        let only = |tag: &str, text: &str| inner(html, tag).iter().all(|found| *found == text);
-        if only("style", text(&self.style)) && only("script", text(&self.script)) && !inner(html, "style").is_empty() {
+        let mistake = "`<style>{{ css }}</style>`, `<script>{{ rescue }}</script>` and `<script>{{ js }}</script>` must stand as they are, and no other style or script will run";
+        let styles = inner(html, "style");
+        let scripts = inner(html, "script");
+        let styled = !styles.is_empty() && styles.iter().all(|found| *found == text(&self.style));
+        if styled && scripts.iter().all(|found| *found == RESCUE || *found == text(&self.script)) {
             return Ok(());
         }
         Err(PagesError::Inline { file, mistake })

@@ -5,6 +5,11 @@ use std::fs;
 use super::kit::{hash, inner};
 use super::*;
 
+const COOKIES: config::Cookies = config::Cookies {
+    secure: true,
+    same_site: config::SameSite::Lax,
+};
+
 fn settings(folder: Option<PathBuf>) -> config::Pages {
     config::Pages {
         folder,
@@ -13,7 +18,7 @@ fn settings(folder: Option<PathBuf>) -> config::Pages {
 }
 
 fn pages() -> Pages {
-    Pages::new(&settings(None)).unwrap()
+    Pages::new(&settings(None), COOKIES).unwrap()
 }
 
 fn waiting(pages: &Pages, tag: &str, view: &View, here: &str) -> String {
@@ -170,8 +175,12 @@ fn what_others_wrote_is_never_markup() {
             },
             &format!("/p?q={evil}"),
         );
-        assert_eq!(html.matches("<script").count(), 3, "the page's data, its texts and its own script");
-        assert_eq!(html.matches("</script").count(), 3);
+        assert_eq!(
+            html.matches("<script").count(),
+            4,
+            "the page's data, its texts and its own two scripts"
+        );
+        assert_eq!(html.matches("</script").count(), 4);
         assert!(!html.contains("<!--"));
         let data = between(&html, r#"<script type="application/json" id="page">"#, "</script>");
         let data: serde_json::Value = serde_json::from_str(data).unwrap();
@@ -194,17 +203,27 @@ fn the_policy_allows_just_what_stands_in_the_pages() {
     let policy = pages.policy();
     let policy = policy.to_str().unwrap();
     assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"));
-    assert!(!policy.contains("unsafe"));
+    assert!(policy.ends_with("frame-ancestors 'self'") && !policy.contains("unsafe"));
+    let directive = |name: &str| policy.split("; ").find(|directive| directive.starts_with(name)).unwrap();
     for html in [
         waiting(&pages, "vi", &face::samples()[1], "/"),
         notice(&pages, "vi", Notice::Closed),
     ] {
         for (tag, from) in [("script", "script-src"), ("style", "style-src")] {
             for text in inner(&html, tag) {
-                assert!(policy.contains(&format!("{from} '{}'", hash(text))), "{tag}");
+                assert!(directive(from).contains(&format!("'{}'", hash(text))), "{tag}");
             }
         }
     }
+    let framed = config::Cookies {
+        same_site: config::SameSite::None,
+        ..COOKIES
+    };
+    let framed = Pages::new(&settings(None), framed).unwrap().policy();
+    assert!(
+        framed.to_str().unwrap().ends_with("frame-ancestors *"),
+        "CASE 19: the shop lives in a frame"
+    );
 }
 
 #[test]
@@ -231,7 +250,7 @@ fn a_folder_replaces_files_and_adds_languages() {
     let german = include_str!("../../../static/lang/en.json").replace("Waiting room", "Warteraum");
     fs::write(folder.path().join("lang/de.json"), german).unwrap();
     fs::write(folder.path().join("waiting.css"), "body { color: red }\n").unwrap();
-    let pages = Pages::new(&settings(Some(folder.path().into()))).unwrap();
+    let pages = Pages::new(&settings(Some(folder.path().into())), COOKIES).unwrap();
     let html = waiting(&pages, "de-CH", &face::samples()[1], "/");
     assert!(html.contains("Warteraum") && html.contains("<style>body { color: red }\n</style>") && html.contains("lang=\"de\""));
     assert!(pages.policy().to_str().unwrap().contains(&hash("body { color: red }\n")));
@@ -243,7 +262,7 @@ fn a_mistake_in_the_folder_is_one_clear_sentence() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("lang")).unwrap();
         fs::write(folder.path().join(file), text).unwrap();
-        Pages::new(&settings(Some(folder.path().into()))).unwrap_err().to_string()
+        Pages::new(&settings(Some(folder.path().into())), COOKIES).unwrap_err().to_string()
     };
     let unreadable = said("waiting.html", "<style>{{ css }}</style>\n{% if %}");
     assert!(unreadable.ends_with("(in waiting.html:2)"), "{unreadable}");
@@ -254,12 +273,17 @@ fn a_mistake_in_the_folder_is_one_clear_sentence() {
     assert!(said("waiting.js", "document.write('</script>')").contains("must not contain"));
     assert!(said("lang/fr.json", "{\"name\": \"Français\"}").starts_with("language fr: `direction` is missing"));
     assert!(said("lang/vi.json", "{").starts_with("language vi: "));
-    let nowhere = Pages::new(&settings(Some("/nowhere/at/all".into()))).unwrap_err().to_string();
+    let nowhere = Pages::new(&settings(Some("/nowhere/at/all".into())), COOKIES)
+        .unwrap_err()
+        .to_string();
     assert!(nowhere.starts_with("/nowhere/at/all: "), "{nowhere}");
-    let unknown = Pages::new(&config::Pages {
-        folder: None,
-        default_language: "xx".into(),
-    })
+    let unknown = Pages::new(
+        &config::Pages {
+            folder: None,
+            default_language: "xx".into(),
+        },
+        COOKIES,
+    )
     .unwrap_err()
     .to_string();
     assert_eq!(
@@ -273,7 +297,7 @@ fn a_template_that_fails_on_a_visitor_gives_way_to_the_built_in_page() {
     let folder = tempfile::tempdir().unwrap();
     let text = "<style>{{ css }}</style>{% if room_text == 'Room 7' %}{{ nothing.at.all }}{% endif %}mine";
     fs::write(folder.path().join("notice.html"), text).unwrap();
-    let pages = Pages::new(&settings(Some(folder.path().into()))).unwrap();
+    let pages = Pages::new(&settings(Some(folder.path().into())), COOKIES).unwrap();
     let render = |room| {
         let page = NoticePage {
             notice: Notice::SoldOut,
