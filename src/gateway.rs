@@ -61,8 +61,10 @@ enum Decision<'g> {
     Keys,
     /// A call of a waiting page, or of a program that waits.
     Waiting(&'g Arc<Hall>, Route, Presented),
+    /// A stream of events over a limit.
+    ComeBack(&'g Arc<Hall>),
     /// The route is there, and wants another method.
-    WrongMethod(Method),
+    WrongMethod(&'g Arc<Hall>, Method),
     /// A script of a listed origin asks whether it may ask.
     Preflight(&'g Arc<Hall>, Response<Body>),
     /// No room's business: to the backend as it is.
@@ -144,14 +146,11 @@ impl Gateway {
                     peer,
                     host,
                 };
-                self.serve(arrival).await
+                self.serve(arrival, &asker).await
             }
             Err(fault) => Err(fault.into()),
         };
-        outcome.unwrap_or_else(|fault| {
-            self.house.metrics.faulted(fault.code());
-            asker.fault(&self.house, &fault)
-        })
+        outcome.unwrap_or_else(|fault| self.broke(&asker, &fault))
     }
 
     /// Behind a proxy that is not listed all visitors look like one, and share one limit: the mistake everybody makes once, said once.
@@ -169,9 +168,24 @@ impl Gateway {
         }
     }
 
-    async fn serve(&self, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    async fn serve(&self, arrival: Arrival, asker: &Refusal) -> Result<Response<Body>, Fault> {
         let decision = self.decide(&arrival)?;
-        self.act(decision, arrival).await
+        let hall = decision.hall();
+        let to_shop = matches!(decision, Decision::Pass(_) | Decision::Forward(..));
+        let origin = arrival.head.headers.get(http::header::ORIGIN).cloned();
+        let outcome = self.act(decision, arrival).await;
+        // What the shop says is for the shop to share; what we say, faults included, a script of a listed origin may read.
+        let shared = hall.filter(|_| !to_shop || outcome.is_err());
+        let mut response = outcome.unwrap_or_else(|fault| self.broke(asker, &fault));
+        if let Some(hall) = shared {
+            waiting::origin::allow(origin.as_ref(), &hall.room.settings.origins, response.headers_mut());
+        }
+        Ok(response)
+    }
+
+    fn broke(&self, asker: &Refusal, fault: &Fault) -> Response<Body> {
+        self.house.metrics.faulted(fault.code());
+        asker.fault(&self.house, fault)
     }
 
     /// The steps, cheapest first. Asks nobody outside this process.
@@ -198,6 +212,10 @@ impl Gateway {
         let Some(hall) = self.halls.get(&room.settings.id) else {
             return Err(Fault::Us(format!("room {} has no hall", room.settings.id)));
         };
+        // A browser's own question, which costs nobody anything and brings no cookie: counted, it would use up what its script needs.
+        if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.settings.origins) {
+            return Ok(Decision::Preflight(hall, answer));
+        }
         // Who it is comes before the limits: three hundred in one office are told apart by their tickets, and whoever shows none shares the
         // budget of its address. What a forged one costs is counted, too.
         let presented = match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
@@ -211,9 +229,6 @@ impl Gateway {
         };
         if let Err(over) = limited {
             return Ok(Decision::Throttle(Some(hall), over));
-        }
-        if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.settings.origins) {
-            return Ok(Decision::Preflight(hall, answer));
         }
         // An admitted visitor passes whatever the door does now: he may hold a reservation, and must be able to pay for it.
         if let Some(pass) = presented.pass {
@@ -238,18 +253,23 @@ impl Gateway {
         else {
             return Decision::NotFound;
         };
-        if let Err(over) = self.house.limits.waiting(arrival.address.network) {
-            return Decision::Throttle(Some(hall), over);
-        }
         if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.room.settings.origins) {
             return Decision::Preflight(hall, answer);
         }
+        let throttle = |over| match route {
+            // An EventSource that is answered anything but a stream gives up for good.
+            Route::Events => Decision::ComeBack(hall),
+            _ => Decision::Throttle(Some(hall), over),
+        };
+        if let Err(over) = self.house.limits.waiting(arrival.address.network) {
+            return throttle(over);
+        }
         if arrival.head.method != method {
-            return Decision::WrongMethod(method);
+            return Decision::WrongMethod(hall, method);
         }
         match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
             Ok(presented) => Decision::Waiting(hall, route, presented),
-            Err(over) => Decision::Throttle(Some(hall), over),
+            Err(over) => throttle(over),
         }
     }
 
@@ -266,14 +286,13 @@ impl Gateway {
     async fn act(&self, decision: Decision<'_>, arrival: Arrival) -> Result<Response<Body>, Fault> {
         self.count(&decision);
         let refusal = Refusal::of(&arrival.head);
-        let origin = arrival.head.headers.get(http::header::ORIGIN).cloned();
-        let listed: Option<&Arc<Hall>> = decision.hall();
-        let mut response = match decision {
+        Ok(match decision {
             Decision::Throttle(_, over) => refusal.throttled(&self.house, over),
             Decision::NotFound => refusal.not_found(&self.house),
             Decision::Keys => refuse::keys(self.house.tokens.jwks()),
-            Decision::WrongMethod(method) => refuse::wrong_method(&method),
+            Decision::WrongMethod(_, method) => refuse::wrong_method(&method),
             Decision::Preflight(_, answer) => answer,
+            Decision::ComeBack(_) => waiting::sse::come_back(),
             Decision::SoldOut(hall, presented) => wait::sold_out(&self.house, hall, &presented, &refusal),
             Decision::Closed(hall) => refusal.closed(&self.house, hall),
             Decision::Waiting(hall, route, presented) => {
@@ -293,14 +312,10 @@ impl Gateway {
                 .await?
             }
             Decision::Wait(hall, presented, on_claim) => self.wait(hall, presented, on_claim, arrival).await?,
-            Decision::Pass(origin) => return self.forward(origin, None, arrival).await,
-            Decision::Forward(hall, pass) => return self.forward(&hall.room.settings.upstream, Some((hall, &pass)), arrival).await,
+            Decision::Pass(origin) => self.forward(origin, None, arrival).await?,
+            Decision::Forward(hall, pass) => self.forward(&hall.room.settings.upstream, Some((hall, &pass)), arrival).await?,
             Decision::Claim(hall, pass) => self.buy(hall, &pass, arrival).await?,
-        };
-        if let Some(hall) = listed {
-            waiting::origin::allow(origin.as_ref(), &hall.room.settings.origins, response.headers_mut());
-        }
-        Ok(response)
+        })
     }
 
     fn count(&self, decision: &Decision<'_>) {
@@ -316,13 +331,15 @@ impl<'g> Decision<'g> {
         match self {
             Self::Throttle(hall, _) => *hall,
             Self::Waiting(hall, ..)
+            | Self::ComeBack(hall)
+            | Self::WrongMethod(hall, _)
             | Self::Preflight(hall, _)
             | Self::Forward(hall, _)
             | Self::Claim(hall, _)
             | Self::SoldOut(hall, _)
             | Self::Closed(hall)
             | Self::Wait(hall, ..) => Some(hall),
-            Self::NotFound | Self::Keys | Self::WrongMethod(_) | Self::Pass(_) => None,
+            Self::NotFound | Self::Keys | Self::Pass(_) => None,
         }
     }
 
@@ -332,7 +349,8 @@ impl<'g> Decision<'g> {
             Self::NotFound => "not_found",
             Self::Keys => "keys",
             Self::Waiting(..) => "waiting",
-            Self::WrongMethod(_) => "wrong_method",
+            Self::ComeBack(_) => "come_back",
+            Self::WrongMethod(..) => "wrong_method",
             Self::Preflight(..) => "preflight",
             Self::Pass(_) => "pass",
             Self::Forward(..) => "forward",
