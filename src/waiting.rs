@@ -105,7 +105,10 @@ pub async fn answer(house: &House, hall: &Arc<Hall>, route: Route, asked: Asked)
     }
     let mut response = match route {
         Route::Status => status(house, hall, &asked.presented).await,
-        Route::Events => events(house, hall, &asked.presented).await,
+        Route::Events => {
+            let heard_the_end = asked.head.headers.get("last-event-id").is_some_and(|id| id == sse::END);
+            events(house, hall, &asked.presented, heard_the_end).await
+        }
         Route::Socket => socket(house, hall, asked).await,
         Route::Enter => enter(house, hall, asked).await,
         Route::Leave => leave(house, hall, asked).await,
@@ -228,7 +231,7 @@ fn is_final(view: &View) -> bool {
     matches!(view.state, State::Admitted | State::Gone | State::Closed)
 }
 
-async fn events(house: &House, hall: &Arc<Hall>, presented: &Presented) -> Result<Response<Body>, Fault> {
+async fn events(house: &House, hall: &Arc<Hall>, presented: &Presented, heard_the_end: bool) -> Result<Response<Body>, Fault> {
     let Some(ticket) = presented.ticket.as_ref().filter(|_| presented.pass.is_none()) else {
         return Ok(sse::nothing());
     };
@@ -239,7 +242,11 @@ async fn events(house: &House, hall: &Arc<Hall>, presented: &Presented) -> Resul
     let view = view(hall, ticket, stood);
     let message = Message::new(&view);
     if is_final(&view) {
-        return Ok(sse::stream(&message, None, None));
+        return Ok(if heard_the_end {
+            sse::nothing()
+        } else {
+            sse::stream(&message, None, None)
+        });
     }
     let Ok(taken) = hall.feed.take_seat(&ticket.id, stood.map(|stood| stood.standing), &view) else {
         return Ok(sse::come_back());

@@ -21,6 +21,9 @@ const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering")
 /// A comment line: proves that the stream is alive, and is no event.
 const KEEP_ALIVE: Bytes = Bytes::from_static(b":\n\n");
 
+/// The id of a last event. Whoever comes back with it has heard the end.
+pub const END: &str = "end";
+
 /// The body of a stream.
 #[derive(Debug)]
 struct Events {
@@ -50,7 +53,7 @@ impl HttpBody for Events {
             Next::End(last) => {
                 self.taken = None;
                 match last {
-                    Some(message) => message.event(),
+                    Some(message) => end(&message),
                     None => return Poll::Ready(None),
                 }
             }
@@ -63,7 +66,7 @@ impl HttpBody for Events {
 #[must_use]
 pub fn stream(view: &Message, taken: Option<Taken>, counted: Option<Counted>) -> Response<Body> {
     let mut first = format!("retry: {}\n", fastrand::u32(1_000..4_000)).into_bytes();
-    first.extend_from_slice(&view.event());
+    first.extend_from_slice(&if taken.is_some() { view.event() } else { end(view) });
     answer(Events {
         first: Some(first.into()),
         taken,
@@ -79,6 +82,11 @@ pub fn come_back() -> Response<Body> {
         taken: None,
         _counted: None,
     })
+}
+
+/// A last event: the browser brings its id along when it comes back by itself, and is told then that there is nothing more.
+fn end(view: &Message) -> Bytes {
+    [format!("id: {END}\n").as_bytes(), &view.event()].concat().into()
 }
 
 /// No stream: there is nothing more to say to this visitor, and its EventSource shall not try again.
