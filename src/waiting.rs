@@ -176,6 +176,16 @@ pub fn place_of(stood: Option<Stood>) -> Option<(u64, Place)> {
     }
 }
 
+/// Somebody asked and is here: whoever is given a place is also missed when gone. Where no more can be kept, the place is given all the same.
+pub fn here(hall: &Hall, ticket: &str, place: Place) {
+    if hall.feed.seen(ticket, place).is_err() {
+        tracing::warn!(
+            room = hall.room.settings.id,
+            "as many wait at this gateway as may: presence is not kept for more"
+        );
+    }
+}
+
 fn no_ticket() -> Response<Body> {
     Problem::new(
         StatusCode::FORBIDDEN,
@@ -326,7 +336,11 @@ async fn enter(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response
         }
         Redeemed::Waiting | Redeemed::Unknown => {
             hall.feed.unsettle(&ticket.id);
-            let view = view(hall, &ticket, stand(hall, &ticket, Knock::Join).await);
+            let stood = stand(hall, &ticket, Knock::Join).await;
+            if let Some((_, place)) = place_of(stood) {
+                here(hall, &ticket.id, place);
+            }
+            let view = view(hall, &ticket, stood);
             let problem = Problem::new(
                 StatusCode::CONFLICT,
                 "not_called",
@@ -398,6 +412,9 @@ async fn join_again(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Res
         Reader::Script => response::json(StatusCode::OK, &view),
     };
     let (mut head, body) = response.into_parts();
+    if let Some((_, place)) = place_of(stood) {
+        here(hall, &ticket.id, place);
+    }
     let (epoch, place) = place_of(stood).unwrap_or((ticket.epoch, ticket.place));
     hall.set_ticket(house, &Ticket { epoch, place, ..ticket }, &mut head);
     Ok(Response::from_parts(head, body))

@@ -25,7 +25,7 @@ use crate::token::keys::random_id;
 use crate::token::{Pass, Ticket};
 use crate::waiting::hall::{Hall, House, Presented};
 use crate::waiting::sight::Sight;
-use crate::waiting::{place_of, stand, view};
+use crate::waiting::{here, place_of, stand, view};
 
 impl Gateway {
     pub(super) async fn wait(
@@ -110,13 +110,7 @@ impl Gateway {
         }
         let place = place_of(stood);
         let shown = view(hall, &ticket, stood);
-        let full = hall.feed.seen(&ticket.id, place.map_or(ticket.place, |(_, place)| place)).is_err();
-        if full {
-            tracing::warn!(
-                room = hall.room.settings.id,
-                "as many wait at this gateway as may: presence is not kept for more"
-            );
-        }
+        here(hall, &ticket.id, place.map_or(ticket.place, |(_, place)| place));
         let (mut head, body) = waiting_page(&self.house, hall, refusal, &shown, (place.is_some(), false)).into_parts();
         if let Some(place) = place {
             hall.set_place(&self.house, &ticket, place, &mut head);
