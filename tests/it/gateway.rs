@@ -282,6 +282,12 @@ impl Ask {
         Self::new("POST", path)
     }
 
+    /// The same of another address.
+    pub fn to(mut self, path: &str) -> Self {
+        path.clone_into(&mut self.path);
+        self
+    }
+
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self

@@ -3,6 +3,8 @@
 mod claim;
 mod headers;
 mod server;
+mod sold_out;
 mod upgrade;
 mod upstream;
 mod wait;
+mod waiting;
