@@ -234,6 +234,7 @@ fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, ro
         metrics: house.metrics.room(&settings.id),
         login: login.map_err(|fault| StartFault::Login(settings.id.clone(), fault))?,
         routes: format!("{}/{}", house.prefix, settings.id),
+        first_pages: DashMap::new(),
         sold_out_pages: DashMap::new(),
         open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(settings)),
         room,

@@ -23,9 +23,12 @@ use crate::response::{self, Reader};
 use crate::store::scripts::{Knock, Redeemed, Standing};
 use crate::token::keys::random_id;
 use crate::token::{Pass, Ticket};
-use crate::waiting::hall::{Hall, House, Presented};
+use crate::waiting::hall::{FirstPage, Hall, House, Presented};
 use crate::waiting::sight::Sight;
 use crate::waiting::{here, place_of, stand, view};
+
+/// How long the page of whoever has no place yet is good for all who come.
+const FIRST_PAGE_MS: u64 = 250;
 
 impl Gateway {
     pub(super) async fn wait(
@@ -77,16 +80,20 @@ impl Gateway {
             let pass = hall.let_in(&self.house, &ticket.id, user, until_ms)?;
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
-        let first = match stood {
-            Some(Stood {
-                standing: Standing::MustWait,
-                ..
-            })
-            | None => Sight::of(&hall.room).waiting(&hall.line, None),
-            stood => view(hall, &ticket, stood),
-        };
         let cookieless = came_from_itself(&arrival.head);
-        let (mut head, body) = waiting_page(&self.house, hall, refusal, &first, (place_of(stood).is_some(), cookieless)).into_parts();
+        let known = stood.filter(|stood| stood.standing != Standing::MustWait);
+        let response = match known {
+            None if !cookieless => first_page(&self.house, hall, refusal),
+            None => {
+                let shown = Sight::of(&hall.room).waiting(&hall.line, None);
+                waiting_page(&self.house, hall, refusal, &shown, (false, true))
+            }
+            known => {
+                let shown = view(hall, &ticket, known);
+                waiting_page(&self.house, hall, refusal, &shown, (place_of(known).is_some(), cookieless))
+            }
+        };
+        let (mut head, body) = response.into_parts();
         let (epoch, place) = place_of(stood).unwrap_or((0, 0));
         hall.set_ticket(&self.house, &Ticket { epoch, place, ..ticket }, &mut head);
         Ok(Response::from_parts(head, body))
@@ -204,6 +211,41 @@ pub(super) fn sold_out(house: &House, hall: &Hall, presented: &Presented, refusa
         }
         _ => refusal.sold_out(house, hall),
     }
+}
+
+/// The page of whoever has no place yet: the same for all who come within a moment, and so made once for all of them.
+fn first_page(house: &House, hall: &Hall, refusal: &Refusal) -> Response<Body> {
+    let language = refusal.language(house);
+    let sight = Sight::of(&hall.room);
+    let known = hall.first_pages.get(&language).map(|page| page.clone());
+    let fresh = known.filter(|page| page.face == sight.face && sight.now_ms.abs_diff(page.made_ms) < FIRST_PAGE_MS);
+    let html = match fresh {
+        Some(page) => page.html,
+        None => {
+            let page = WaitingPage {
+                room: &hall.room.settings.id,
+                routes: &hall.routes,
+                view: &sight.waiting(&hall.line, None),
+                // Where the buttons lead without a script; the address itself is in the browser, and the page that follows knows it.
+                here: hall.room.settings.paths.first().map_or("/", String::as_str),
+                now_ms: sight.now_ms,
+                has_place: false,
+                cookieless: false,
+            };
+            let html = house.pages.waiting(language, &page);
+            let (face, made_ms) = (sight.face, sight.now_ms);
+            hall.first_pages.insert(
+                language,
+                FirstPage {
+                    face,
+                    made_ms,
+                    html: html.clone(),
+                },
+            );
+            html
+        }
+    };
+    response::page(StatusCode::OK, html, &house.pages, language)
 }
 
 fn waiting_page(house: &House, hall: &Hall, refusal: &Refusal, view: &View, (has_place, cookieless): (bool, bool)) -> Response<Body> {

@@ -10,6 +10,7 @@ use http::header::{HeaderName, SET_COOKIE};
 use http::response::Parts;
 
 use super::live::Feed;
+use super::sight::Face;
 use crate::clock::UnixMs;
 use crate::config;
 use crate::fault::Fault;
@@ -64,10 +65,23 @@ pub struct Hall {
     pub login: Option<Reader>,
     /// `/.waitgate/42`.
     pub routes: String,
+    /// The page of whoever has no place yet, by language.
+    pub first_pages: DashMap<Language, FirstPage>,
     /// What is told to newcomers once everything is sold, by language.
     pub sold_out_pages: DashMap<Language, Bytes>,
     /// The room's rate in this process, for a room that opens when the store is lost.
     pub open_door: Option<DefaultDirectRateLimiter>,
+}
+
+/// A page that is the same for all who come within a moment.
+#[derive(Clone, Debug)]
+pub struct FirstPage {
+    /// What the room looked like.
+    pub face: Face,
+    /// When it was made.
+    pub made_ms: UnixMs,
+    /// The page.
+    pub html: Bytes,
 }
 
 /// Who is in front of a room, as far as signatures say.

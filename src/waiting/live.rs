@@ -5,8 +5,10 @@
 //! The feed also keeps presence: whoever has no stream and has not polled for a while is reported away, once.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+mod settle;
 
 use super::seat::{Message, Seat, Taken};
 use super::sight::{Face, Sight};
@@ -22,8 +24,6 @@ const KEEP_ALIVE_MS: u64 = 15_000;
 const UPDATE_MS: (u64, u64) = (1_000, 15_000);
 /// Streams in one bite of a pass: between bites, requests get their turn.
 const BITE: usize = 1_000;
-/// Tickets looked up in the store in one pass at most.
-const MAX_LOOKED_UP: usize = 200;
 
 type Key = (Place, u64);
 
@@ -34,6 +34,8 @@ pub struct Feed {
     line: Arc<Line>,
     here: Mutex<Here>,
     serial: AtomicU64,
+    /// Some are being looked up.
+    looking: AtomicBool,
     me: Weak<Feed>,
 }
 
@@ -76,6 +78,7 @@ impl Feed {
             line,
             here: Mutex::default(),
             serial: AtomicU64::new(0),
+            looking: AtomicBool::new(false),
             me: me.clone(),
         })
     }
@@ -252,46 +255,7 @@ impl Feed {
             }
             tokio::task::yield_now().await;
         }
-        self.pass_over_the_few(&sight, changed).await;
-    }
-
-    /// After the store lost the line, everybody here is put back at his place before anybody is told anything. False while that fails.
-    async fn in_the_line_of_now(&self) -> bool {
-        let (known, epoch) = {
-            let live = self.room.live();
-            (live.known, live.shown.epoch)
-        };
-        let mut seats: Vec<Arc<Seat>> = {
-            let mut here = self.here();
-            if !known || here.epoch == epoch {
-                return true;
-            }
-            if here.epoch == 0 {
-                here.epoch = epoch;
-                return true;
-            }
-            here.turned
-                .values()
-                .chain(here.waiting.values())
-                .chain(here.unsettled.values())
-                .cloned()
-                .collect()
-        };
-        seats.sort_by_key(|seat| seat.place.load(Relaxed));
-        tracing::warn!(
-            room = self.room.settings.id,
-            epoch,
-            streams = seats.len(),
-            "a new line: those who wait here are put back"
-        );
-        for bite in seats.chunks(BITE) {
-            let back = futures_util::future::join_all(bite.iter().map(|seat| self.look_up(Arc::clone(seat)))).await;
-            if back.contains(&false) {
-                return false;
-            }
-        }
-        self.here().epoch = epoch;
-        true
+        self.pass_over_the_rest(&sight, changed);
     }
 
     /// Tells those whose place the frontier has reached.
@@ -331,75 +295,6 @@ impl Feed {
         } else if quiet_ms >= KEEP_ALIVE_MS {
             seat.keep_alive(sight.now_ms);
         }
-    }
-
-    /// Those with a turn, and those whose standing must be looked up: few, and each matters.
-    async fn pass_over_the_few(&self, sight: &Sight, changed: bool) {
-        let (turned, unsettled): (Vec<Arc<Seat>>, Vec<Arc<Seat>>) = {
-            let here = self.here();
-            (here.turned.values().cloned().collect(), here.unsettled.values().cloned().collect())
-        };
-        let mut lookups: Vec<Arc<Seat>> = unsettled;
-        for seat in turned {
-            let until_ms = seat.turn_until_ms.load(Relaxed);
-            if until_ms <= sight.now_ms {
-                lookups.push(seat);
-            } else if changed && !seat.was_told(&sight.turn(until_ms)) {
-                let view = sight.turn(until_ms);
-                seat.tell(&view, Message::new(&view));
-            } else if sight.now_ms.saturating_sub(seat.told_ms.load(Relaxed)) >= KEEP_ALIVE_MS {
-                seat.keep_alive(sight.now_ms);
-            }
-        }
-        lookups.truncate(MAX_LOOKED_UP);
-        let asked = lookups.into_iter().filter(|seat| !seat.is_closed()).map(|seat| self.look_up(seat));
-        futures_util::future::join_all(asked).await;
-    }
-
-    /// Asks the store where somebody stands, and seats and tells them accordingly. All lookups of a pass go in one group.
-    /// False when the store did not say.
-    async fn look_up(&self, seat: Arc<Seat>) -> bool {
-        let joining = super::joining(&seat.ticket, seat.place.load(Relaxed));
-        let standing = self.line.join(joining).await;
-        let sight = Sight::of(&self.room);
-        let Ok(stood) = standing else {
-            self.update(&sight, &seat, false);
-            return false;
-        };
-        let view = sight.standing(&self.line, stood.standing);
-        let mut here = self.here();
-        here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
-        here.turned.remove(&seat.serial);
-        here.unsettled.remove(&seat.serial);
-        if seat.is_closed() {
-            return true;
-        }
-        match stood.standing {
-            Standing::Waiting { place, behind } => {
-                seat.place.store(place, Relaxed);
-                if behind {
-                    here.unsettled.insert(seat.serial, Arc::clone(&seat));
-                } else {
-                    here.waiting.insert((place, seat.serial), Arc::clone(&seat));
-                }
-                if let Some(guest) = here.present.get_mut(&seat.ticket) {
-                    guest.place = place;
-                }
-            }
-            Standing::Called { until_ms } | Standing::Admitted { until_ms } => {
-                seat.turn_until_ms.store(until_ms, Relaxed);
-                here.turned.insert(seat.serial, Arc::clone(&seat));
-            }
-            Standing::MustWait => drop(here.unsettled.insert(seat.serial, Arc::clone(&seat))),
-            Standing::Gone(_) => {}
-        }
-        drop(here);
-        if seat.was_told(&view) && matches!(stood.standing, Standing::Waiting { .. } | Standing::MustWait) {
-            self.update(&sight, &seat, false);
-        } else {
-            seat.tell(&view, Message::new(&view));
-        }
-        true
     }
 }
 
