@@ -117,7 +117,7 @@ impl Refusal {
             let page = NoticePage {
                 notice: Notice::SoldOut,
                 room: Some(&hall.room.settings.id),
-                here: None,
+                here: Some(""), // one page for all addresses: an empty link leads to its own
                 retry_after_s: 0,
             };
             let page = house.pages.notice(language, &page);

@@ -182,7 +182,7 @@ pub struct NoticePage<'a> {
     pub notice: Notice,
     /// The room, where the request met one.
     pub room: Option<&'a str>,
-    /// Path and query for "try again"; none where that would repeat a command. Not shown where trying again cannot help.
+    /// Path and query for "try again", or the empty text for whatever address the page is shown at; none where that would repeat a command. Not shown where trying again cannot help.
     pub here: Option<&'a str>,
     /// When trying again makes sense, the same number as in `Retry-After`.
     pub retry_after_s: u64,

@@ -227,6 +227,25 @@ fn the_policy_allows_just_what_stands_in_the_pages() {
 }
 
 #[test]
+fn trying_again_is_offered_where_it_can_help() {
+    let pages = pages();
+    let link = |notice, here| {
+        let page = NoticePage {
+            notice,
+            room: None,
+            here,
+            retry_after_s: 1,
+        };
+        let html = String::from_utf8(pages.notice(pages.language(None, None), &page).to_vec()).unwrap();
+        html.contains("<a ").then(|| between(&html, "href=\"", "\"").to_owned())
+    };
+    assert_eq!(link(Notice::RateLimited, Some("/sale?a=1")).as_deref(), Some("&#x2f;sale?a=1"));
+    assert_eq!(link(Notice::SoldOut, Some("")).as_deref(), Some(""), "the address it is shown at");
+    assert_eq!(link(Notice::BackendUnsure, None), None);
+    assert_eq!(link(Notice::Closed, Some("/sale")), None);
+}
+
+#[test]
 fn the_squeezed_script_still_says_the_same() {
     let source = include_str!("../../../static/waiting.js");
     for (at, line) in source.lines().enumerate() {
