@@ -93,45 +93,62 @@ export async function openStage(rooms) {
   gateway.stdout.on("data", (text) => (log += text));
   gateway.stderr.on("data", (text) => (log += text));
   let ended = null;
-  const end = new Promise((done) => gateway.once("exit", (code) => done((ended = code ?? "a signal"))));
-  gateway.once("error", (error) => (ended = error.message));
+  const end = new Promise((done) => {
+    gateway.once("exit", (code) => done((ended = code ?? "a signal")));
+    gateway.once("error", (error) => done((ended = error.message)));
+  });
+  // A run that is broken off leaves no gateway behind; asked to end, it ends its Redis, too.
+  const abandon = () => gateway.kill("SIGTERM");
+  const broken = () => process.exit(1);
+  process.once("exit", abandon);
+  process.once("SIGTERM", broken);
+  process.once("SIGINT", broken);
 
   const base = `http://127.0.0.1:${port}`;
   const ops = `http://127.0.0.1:${opsPort}`;
-  await until("the gateway is ready", async () => {
-    if (ended !== null) throw new Hopeless(`waitgate ended with ${ended}:\n${log}`);
-    return (await fetch(`${ops}/readyz`)).ok;
-  });
+  let browser = null;
+  const close = async () => {
+    await browser?.close();
+    gateway.kill("SIGTERM");
+    const late = setTimeout(() => gateway.kill("SIGKILL"), 10_000);
+    await end;
+    clearTimeout(late);
+    process.off("exit", abandon);
+    process.off("SIGTERM", broken);
+    process.off("SIGINT", broken);
+    shop.server.closeAllConnections?.();
+    shop.server.close();
+    await rm(folder, { recursive: true, force: true });
+  };
+  try {
+    await until("the gateway is ready", async () => {
+      if (ended !== null) throw new Hopeless(`waitgate ended with ${ended}:\n${log}`);
+      return (await fetch(`${ops}/readyz`)).ok;
+    });
+    browser = await openBrowser();
+  } catch (error) {
+    await close();
+    throw error;
+  }
+  return {
+    base,
+    browser,
+    close,
+    room: (name) => room(base, ops, name),
+    visitor: (options) => visitor(browser, base, options),
+    /** What reached the shop below this path. */
+    bought: (path) => shop.seen.filter(({ url }) => url.startsWith(path)),
+  };
+}
 
+function openBrowser() {
   const flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
-  const browser = await chromium.launch({
+  return chromium.launch({
     executablePath: browserProgram(),
     headless: true,
     args: [...flags, "--disable-component-update", "--disable-sync"],
     ignoreDefaultArgs: ["--disable-back-forward-cache"],
   });
-
-  const stage = {
-    base,
-    browser,
-    shop,
-    room: (name) => room(base, ops, name),
-    visitor: (options) => visitor(browser, base, options),
-    /** What reached the shop below this path. */
-    bought: (path) => shop.seen.filter(({ url }) => url.startsWith(path)),
-    log: () => log,
-    async close() {
-      await browser.close();
-      gateway.kill("SIGTERM");
-      const late = setTimeout(() => gateway.kill("SIGKILL"), 10_000);
-      await end;
-      clearTimeout(late);
-      shop.server.closeAllConnections?.();
-      shop.server.close();
-      await rm(folder, { recursive: true, force: true });
-    },
-  };
-  return stage;
 }
 
 /** A room as its operator, and as a crowd, sees it. */
@@ -146,9 +163,7 @@ function room(base, ops, name) {
     async set(change) {
       const answer = await fetch(url, { method: "PATCH", headers: { "content-type": "application/json" }, body: JSON.stringify(change) });
       if (!answer.ok) throw new Error(`PATCH ${name}: ${answer.status} ${await answer.text()}`);
-      // Every gateway hears of it within a second; what comes next in a test shall meet the room as it is now.
-      const told = await answer.json();
-      return told;
+      return answer.json();
     },
     /** Others who wait here, by programs without a browser. Each returned one can leave. */
     async crowd(count) {
