@@ -172,7 +172,7 @@ async fn invite(world: &Arc<World>, options: &CrowdOptions, people: &TaskTracker
                 sleep_until(start + after).await;
                 if character.latecomer {
                     world.over.cancelled().await;
-                    sleep(between(1_000, 3_000)).await;
+                    sleep(between(2_000, 8_000)).await;
                 }
             };
             tokio::select! {
@@ -190,11 +190,11 @@ async fn invite(world: &Arc<World>, options: &CrowdOptions, people: &TaskTracker
     for robot in 0..options.robots {
         let browser = Browser::new(Arc::clone(world), address::ROBOTS, address::connects_from(options.first + robot));
         let stop = world.stop.clone();
-        let pause = Duration::from_millis(options.arrive_ms / 2);
+        let pause = Duration::from_millis(options.arrive_ms) + between(500, 1_500);
         ordinary.spawn(async move {
             sleep_until(start + pause).await;
             tokio::select! {
-                _ = buying::hammer(browser, 300) => {}
+                _ = buying::hammer(browser, 10, 30) => {}
                 () = stop.cancelled() => {}
             }
         });

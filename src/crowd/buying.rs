@@ -26,6 +26,8 @@ enum Claimed {
     Reserved(String),
     /// Ask again after this long, with the same key.
     Later(Duration),
+    /// Nobody knows what became of the claim, and it is over: ask with a new key.
+    Over,
     /// "No".
     SoldOut,
     /// The time in the shop is over.
@@ -41,7 +43,7 @@ impl Visit {
     /// From the shop's page to a phone, or to the reason why not.
     pub(super) async fn buy(&mut self, purse: Purse) -> Result<End, Trouble> {
         let world = std::sync::Arc::clone(&self.browser.world);
-        let key = format!("{:016x}", fastrand::u64(..));
+        let mut key = new_key();
         let mut strange = 0;
         let reservation = loop {
             let first_click = strange == 0 && matches!(purse, Purse::ClicksTwice { .. });
@@ -55,6 +57,7 @@ impl Visit {
             match claimed {
                 Claimed::Reserved(reservation) => break reservation,
                 Claimed::Later(pause) => sleep(pause + between(0, 1_000)).await,
+                Claimed::Over => key = new_key(),
                 Claimed::SoldOut => {
                     world.measure(|samples| samples.no_at_claim_us.push(micros(took)));
                     return Ok(End::NoAtClaim);
@@ -79,14 +82,16 @@ impl Visit {
         if self.character.transport == Transport::NoScript {
             return self.browser.post(Kind::Navigate, CLAIM, Content::form("quantity=1")).await;
         }
-        self.browser.post(Kind::Fetch, CLAIM, Content::json("{\"quantity\":1}", key)).await
+        self.browser
+            .post(Kind::Fetch, CLAIM, Content::json("{\"quantity\":1}", Some(key)))
+            .await
     }
 
     /// Two clicks so quick that both requests are on their way at once.
     async fn click_twice(&mut self, key: &str, same_key: bool) -> Result<(Claimed, Duration), Trouble> {
         let other_key = if same_key { key.to_owned() } else { format!("{key}-again") };
         let mut other = self.browser.tab();
-        let content = Content::json("{\"quantity\":1}", &other_key);
+        let content = Content::json("{\"quantity\":1}", Some(&other_key));
         let (one, two) = tokio::join!(self.click(key), other.post(Kind::Fetch, CLAIM, content));
         let (one, two) = (one?, two?);
         let (first, second) = (read(&one), read(&two));
@@ -152,6 +157,11 @@ impl Visit {
     }
 }
 
+/// A key for one purchase.
+fn new_key() -> String {
+    format!("{:016x}", fastrand::u64(..))
+}
+
 /// What a claim's answer means.
 fn read(reply: &Reply) -> Claimed {
     if reply.status.is_success() {
@@ -165,6 +175,7 @@ fn read(reply: &Reply) -> Claimed {
     match (reply.status, code.as_str()) {
         (StatusCode::CONFLICT, "sold_out") => Claimed::SoldOut,
         (StatusCode::CONFLICT, "all_held" | "claim_in_progress") => Claimed::Later(reply.retry_after(second)),
+        (StatusCode::CONFLICT, "claim_over") => Claimed::Over,
         // The other click holds it: the first answer comes with the same key.
         (StatusCode::CONFLICT, "already_reserved" | "limit_reached") => Claimed::Later(second),
         (StatusCode::TOO_MANY_REQUESTS, "waiting_room") => Claimed::Outside,
@@ -172,14 +183,15 @@ fn read(reply: &Reply) -> Claimed {
         (status, code) => match page_code(reply) {
             Some("sold_out") => Claimed::SoldOut,
             Some("all_held") => Claimed::Later(reply.retry_after(second)),
-            _ => Claimed::Strange(format!("{status} {code}")),
+            Some(page) => Claimed::Strange(format!("{status} with the page {page}")),
+            None => Claimed::Strange(format!("{status} {code}")),
         },
     }
 }
 
 /// The state a page of the gateway shows.
 fn page_code(reply: &Reply) -> Option<&str> {
-    between_marks(std::str::from_utf8(&reply.body).ok()?, "data-state=\"", "\"")
+    between_marks(std::str::from_utf8(&reply.body).ok()?, "<body data-state=\"", "\"")
 }
 
 /// The reservation in the shop's order, JSON or page.
@@ -190,17 +202,23 @@ fn reservation_in(reply: &Reply) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// A robot: one ticket, and as fast as it can. It is no visitor: the "no" it gets is "too many requests".
-pub(super) async fn hammer(mut browser: Browser, requests: u32) -> Result<(), Trouble> {
-    let world = std::sync::Arc::clone(&browser.world);
-    for _ in 0..requests {
-        let reply = browser.fetch(super::visit::PAGE).await?;
-        if reply.code().as_deref() == Some("rate_limited") {
-            world.count(|counts| counts.no_to_robots += 1);
-            world.measure(|samples| samples.too_many_us.push(micros(reply.took)));
+/// A robot: one ticket, several connections, and as fast as it can. It is no visitor: the "no" it gets is "too many requests".
+pub(super) async fn hammer(mut browser: Browser, connections: usize, requests: u32) -> Result<(), Trouble> {
+    browser.navigate(super::visit::PAGE).await?;
+    let arms = (0..connections).map(|_| {
+        let mut arm = browser.tab();
+        async move {
+            for _ in 0..requests {
+                let reply = arm.fetch(super::visit::PAGE).await?;
+                if reply.code().as_deref() == Some("rate_limited") {
+                    arm.world.count(|counts| counts.no_to_robots += 1);
+                    arm.world.measure(|samples| samples.too_many_us.push(micros(reply.took)));
+                }
+            }
+            Ok(())
         }
-    }
-    Ok(())
+    });
+    futures_util::future::try_join_all(arms).await.map(drop)
 }
 
 #[cfg(test)]
@@ -228,7 +246,7 @@ mod tests {
         let page = "<input type=\"hidden\" name=\"reservation\" value=\"r2\">";
         assert_eq!(read(&reply(200, page)), Claimed::Reserved("r2".to_owned()));
         assert_eq!(read(&reply(409, "{\"code\":\"sold_out\"}")), Claimed::SoldOut);
-        assert_eq!(read(&reply(409, "<html data-state=\"sold_out\">")), Claimed::SoldOut);
+        assert_eq!(read(&reply(409, "<body data-state=\"sold_out\">")), Claimed::SoldOut);
         assert!(matches!(read(&reply(409, "{\"code\":\"all_held\"}")), Claimed::Later(_)));
         assert_eq!(read(&reply(429, "{\"code\":\"waiting_room\"}")), Claimed::Outside);
         assert!(matches!(read(&reply(500, "")), Claimed::Strange(_)));

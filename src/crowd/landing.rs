@@ -61,7 +61,7 @@ fn page_state(headers: &HeaderMap, body: &[u8]) -> Option<Stand> {
         return None;
     }
     let text = std::str::from_utf8(body).ok()?;
-    let state = between_marks(text, "data-state=\"", "\"")?;
+    let state = between_marks(text, "<body data-state=\"", "\"")?;
     serde_json::from_value(serde_json::Value::String(state.to_owned())).ok()
 }
 
@@ -102,10 +102,10 @@ mod tests {
     fn pages_are_told_apart() {
         let html = [("content-type", "text/html; charset=utf-8")];
         assert_eq!(land(&reply(200, &[("shop-page", "sale")], "")), Landing::Shop);
-        let page = "<html data-state=\"waiting\"><noscript><meta http-equiv=\"refresh\" content=\"7\"></noscript>";
+        let page = "<body data-state=\"waiting\"><noscript><meta http-equiv=\"refresh\" content=\"7\"></noscript>";
         let refresh = Duration::from_secs(7);
         assert_eq!(land(&reply(200, &html, page)), Landing::Line { refresh });
-        assert_eq!(land(&reply(200, &html, "<html data-state=\"sold_out\">")), Landing::SoldOut);
+        assert_eq!(land(&reply(200, &html, "<body data-state=\"sold_out\">")), Landing::SoldOut);
         assert_eq!(
             land(&reply(
                 409,

@@ -1,5 +1,7 @@
 //! What a crowd process tells whoever started it: one JSON value a line on standard output, counts as they grow and samples at the end.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Declares [`Counts`] and how two of them are added, so that a count is named in one place.
@@ -55,6 +57,8 @@ counts! {
     stranded,
     /// Those of all who arrived that would have bought a phone if they had got one.
     willing,
+    /// Lost their place while they waited, and started again at the end.
+    lost_place,
     /// Open streams at this moment, SSE and WebSocket together.
     streams,
     /// HTTP requests answered.
@@ -86,8 +90,8 @@ pub struct Samples {
     pub promises: Vec<Promise>,
     /// When those on a stream were told "no", milliseconds since the Unix epoch.
     pub told_no_at_ms: Vec<u64>,
-    /// The first few things that went otherwise than a visitor may expect.
-    pub oddities: Vec<String>,
+    /// What went otherwise than a visitor may expect, and how often: the first few kinds.
+    pub oddities: BTreeMap<String, u64>,
 }
 
 /// A wait as it was promised, and as it was.
@@ -99,6 +103,8 @@ pub struct Promise {
     pub high_s: u32,
     /// How long it took from then on.
     pub actual_ms: u32,
+    /// Meanwhile nobody was called, because everything was on hold: no range can foresee that.
+    pub interrupted: bool,
 }
 
 impl Promise {
@@ -109,7 +115,7 @@ impl Promise {
     }
 }
 
-/// Oddities kept at most: enough to see what is wrong, not a second log.
+/// Kinds of oddities kept at most: enough to see what is wrong, not a second log.
 const ODDITIES: usize = 12;
 
 impl Samples {
@@ -122,13 +128,19 @@ impl Samples {
         self.waits_ms.extend(other.waits_ms);
         self.promises.extend(other.promises);
         self.told_no_at_ms.extend(other.told_no_at_ms);
-        other.oddities.into_iter().for_each(|oddity| self.wonder(oddity));
+        for (oddity, times) in other.oddities {
+            self.wonder_often(oddity, times);
+        }
     }
 
     /// Notes something odd, as long as there is room.
     pub fn wonder(&mut self, oddity: String) {
-        if self.oddities.len() < ODDITIES && !self.oddities.contains(&oddity) {
-            self.oddities.push(oddity);
+        self.wonder_often(oddity, 1);
+    }
+
+    fn wonder_often(&mut self, oddity: String, times: u64) {
+        if self.oddities.len() < ODDITIES || self.oddities.contains_key(&oddity) {
+            *self.oddities.entry(oddity).or_default() += times;
         }
     }
 }
@@ -176,6 +188,7 @@ mod tests {
             low_s: 10,
             high_s: 20,
             actual_ms,
+            interrupted: false,
         };
         assert!(promise(10_000).kept() && promise(15_000).kept() && promise(20_000).kept());
         assert!(!promise(9_999).kept() && !promise(20_001).kept());

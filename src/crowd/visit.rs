@@ -91,6 +91,7 @@ pub(super) struct Visit {
     pub(super) browser: Browser,
     pub(super) character: Character,
     pub(super) memory: Memory,
+    lost_place: bool,
 }
 
 /// Times a page is asked for that is none of those a visitor may expect, before giving up.
@@ -108,6 +109,7 @@ impl Visit {
             browser: Browser::new(Arc::clone(world), known_as, address::connects_from(index)),
             character,
             memory: Memory::new(),
+            lost_place: false,
         }
     }
 
@@ -171,7 +173,12 @@ impl Visit {
                         return Ok(end);
                     }
                 }
-                Landing::Over => return Ok(Some(End::Lapsed)),
+                Landing::Over if self.memory.called => return Ok(Some(End::Lapsed)),
+                Landing::Over => {
+                    if let Some(end) = self.join_again().await? {
+                        return Ok(end);
+                    }
+                }
                 Landing::Strange if strange < STRANGE_PAGES => {
                     strange += 1;
                     let status = reply.status;
@@ -218,12 +225,28 @@ impl Visit {
             Waited::Turn => self.enter().await,
             Waited::SoldOut => Ok(Some(Some(End::NoWhileWaiting))),
             Waited::Lapsed => Ok(Some(Some(End::Lapsed))),
-            Waited::Gone => {
-                let oddity = "a visitor who waited was told to be gone".to_owned();
-                self.browser.world.measure(|samples| samples.wonder(oddity));
-                Ok(Some(Some(End::Stranded)))
-            }
+            Waited::Gone => self.join_again().await,
         }
+    }
+
+    /// The place is lost: the page offers to start again at the end, and the visitor does, once.
+    async fn join_again(&mut self) -> Result<Option<Option<End>>, Trouble> {
+        let world = Arc::clone(&self.browser.world);
+        if std::mem::replace(&mut self.lost_place, true) {
+            return Ok(Some(Some(End::Stranded)));
+        }
+        world.count(|counts| counts.lost_place += 1);
+        self.memory.ahead = None;
+        (self.memory.promised, self.memory.interrupted) = (None, false);
+        let reply = self
+            .browser
+            .post(Kind::Fetch, &room_path("join"), Content::json("{}", None))
+            .await?;
+        if !reply.status.is_success() {
+            let status = reply.status;
+            world.measure(|samples| samples.wonder(format!("joining again was answered {status}")));
+        }
+        Ok(None)
     }
 
     async fn leave_after_a_while(&mut self) -> Result<End, Trouble> {
@@ -234,12 +257,19 @@ impl Visit {
             return Ok(End::NoWhileWaiting);
         }
         self.browser.hang_up();
-        let reply = self.browser.post(Kind::Fetch, &room_path("leave"), Content::json("{}", "")).await?;
-        if !reply.status.is_success() {
+        for _ in 0..5 {
+            let reply = self
+                .browser
+                .post(Kind::Fetch, &room_path("leave"), Content::json("{}", None))
+                .await?;
+            if reply.status.is_success() {
+                break;
+            }
             let status = reply.status;
             self.browser
                 .world
                 .measure(|samples| samples.wonder(format!("leaving was answered {status}")));
+            sleep(reply.retry_after(Duration::from_secs(1))).await;
         }
         Ok(End::Left)
     }
@@ -280,7 +310,10 @@ impl Visit {
     }
 
     async fn enter(&mut self) -> Result<Option<Option<End>>, Trouble> {
-        let reply = self.browser.post(Kind::Fetch, &room_path("enter"), Content::json("{}", "")).await?;
+        let reply = self
+            .browser
+            .post(Kind::Fetch, &room_path("enter"), Content::json("{}", None))
+            .await?;
         let world = Arc::clone(&self.browser.world);
         match (reply.status, reply.code().as_deref()) {
             (StatusCode::OK, _) => Ok(None),

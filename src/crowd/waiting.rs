@@ -43,6 +43,8 @@ pub(super) struct Memory {
     pub(super) ahead: Option<u64>,
     /// What it was first promised, and when.
     pub(super) promised: Option<(Instant, u32, u32)>,
+    /// It was told, after that, that nobody is called just now.
+    pub(super) interrupted: bool,
     /// It was told that it is its turn.
     pub(super) called: bool,
 }
@@ -53,6 +55,7 @@ impl Memory {
             arrived: Clock::instant(),
             ahead: None,
             promised: None,
+            interrupted: false,
             called: false,
         }
     }
@@ -68,6 +71,7 @@ impl Memory {
             low_s,
             high_s,
             actual_ms: short(millis(when.elapsed())),
+            interrupted: self.interrupted,
         });
         world.measure(|samples| {
             samples.waits_ms.push(waited);
@@ -86,6 +90,9 @@ impl Memory {
         }
         if let (None, Some(low), Some(high)) = (self.promised, seen.wait_low_s, seen.wait_high_s) {
             self.promised = Some((Clock::instant(), low, high));
+        }
+        if self.promised.is_some() && matches!(seen.state, Stand::AllHeld | Stand::Paused) {
+            self.interrupted = true;
         }
         match seen.state {
             Stand::Countdown | Stand::Waiting | Stand::Nearly | Stand::Paused | Stand::AllHeld => None,

@@ -94,14 +94,6 @@ pub(super) struct Wire {
     sender: SendRequest<Full<Bytes>>,
 }
 
-/// What became of a request on a wire that may have been closed meanwhile.
-pub(super) enum Sent {
-    /// The head of the answer, and how long it took.
-    Answered(Response<Incoming>, Duration),
-    /// It never left: it may be sent again on a new connection.
-    NeverLeft(Request<Full<Bytes>>),
-}
-
 impl Wire {
     /// Connects.
     pub(super) async fn open(road: &Road, source: Option<Ipv4Addr>) -> Result<Self, Trouble> {
@@ -121,17 +113,17 @@ impl Wire {
         !self.sender.is_closed()
     }
 
-    /// Sends a request and waits for the answer's head.
-    pub(super) async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Sent, Trouble> {
+    /// Sends a request: the head of its answer, and how long that took. `None`: it never left, because the connection was closed meanwhile.
+    pub(super) async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Option<(Response<Incoming>, Duration)>, Trouble> {
         if self.sender.ready().await.is_err() {
-            return Ok(Sent::NeverLeft(request));
+            return Ok(None);
         }
         let started = Clock::instant();
         match timeout(PATIENCE, self.sender.try_send_request(request)).await {
             Err(_) => Err(Trouble::Silence),
-            Ok(Ok(response)) => Ok(Sent::Answered(response, started.elapsed())),
+            Ok(Ok(response)) => Ok(Some((response, started.elapsed()))),
             Ok(Err(mut failed)) => match failed.take_message() {
-                Some(request) => Ok(Sent::NeverLeft(request)),
+                Some(_) => Ok(None),
                 None => Err(Trouble::Broken(failed.into_error().to_string())),
             },
         }

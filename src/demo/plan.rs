@@ -158,8 +158,8 @@ pub(super) fn settings(options: &DemoOptions, plan: &Plan, places: &Places, data
     line(&format!("rate = \"{}\"", options.admit));
     line(&format!("stock = {}", options.stock));
     line("on_store_loss = \"hold\"");
-    line("turn_ttl = \"10s\"");
-    line("grace = \"15s\"");
+    line("turn_ttl = \"20s\"");
+    line("grace = \"30s\"");
     line("claim.path = \"/sale/claim\"");
     line(&format!("claim.hold = \"{}s\"", HOLD.as_secs()));
     text

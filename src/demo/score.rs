@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::watch::Looks;
 use crate::config::Rate;
-use crate::crowd::report::{Counts, Samples};
+use crate::crowd::report::{Counts, Promise, Samples};
 use crate::shop::ShopCounts;
 
 /// What the operating system says of a process.
@@ -196,7 +196,7 @@ impl Score {
         rows.push((
             "let in",
             format!(
-                "{}; {} was asked for, and {:.1} a second is what came from the first to the last, {} in the fullest second",
+                "{}; of {} there were {:.1} a second while phones were free, and {} in the fullest second",
                 grouped(calls.called()),
                 self.rate,
                 calls.mean_per_second(),
@@ -218,19 +218,23 @@ impl Score {
             ));
         }
         if !samples.promises.is_empty() {
-            let kept = samples.promises.iter().filter(|promise| promise.kept()).count();
-            let share = kept * 100 / samples.promises.len();
+            let (broken_off, whole): (Vec<&Promise>, Vec<&Promise>) = samples.promises.iter().partition(|promise| promise.interrupted);
+            let kept = |promises: &[&Promise]| {
+                let kept = promises.iter().filter(|promise| promise.kept()).count();
+                format!("{} % of {}", kept * 100 / promises.len().max(1), grouped(promises.len() as u64))
+            };
             let low: Vec<u64> = samples.promises.iter().map(|promise| u64::from(promise.low_s)).collect();
             let high: Vec<u64> = samples.promises.iter().map(|promise| u64::from(promise.high_s)).collect();
             rows.push((
                 "wait as first predicted",
                 format!(
-                    "p50 {} to {} s, p90 {} to {} s; the wait was inside its range for {share} % of {}",
+                    "p50 {} to {} s, p90 {} to {} s; kept for {}, and for {} whose wait was broken off while all was on hold",
                     percentile(&low, 50).unwrap_or(0),
                     percentile(&high, 50).unwrap_or(0),
                     percentile(&low, 90).unwrap_or(0),
                     percentile(&high, 90).unwrap_or(0),
-                    grouped(samples.promises.len() as u64)
+                    kept(&whole),
+                    kept(&broken_off)
                 ),
             ));
         }
@@ -271,6 +275,7 @@ impl Score {
             ));
         }
         let trouble = [
+            (counts.lost_place, "visitors away too long, who started again"),
             (counts.troubles, "connections tried again"),
             (counts.slowed, "times people were told to slow down"),
             (shop.trouble, "times the till did not work"),
@@ -303,9 +308,9 @@ impl fmt::Display for Score {
             writeln!(formatter, "  {label:width$}   {value}")?;
         }
         if !self.samples.oddities.is_empty() {
-            writeln!(formatter, "\n  Odd things visitors met (the first few of a kind):")?;
-            for oddity in &self.samples.oddities {
-                writeln!(formatter, "  - {oddity}")?;
+            writeln!(formatter, "\n  Odd things visitors met:")?;
+            for (oddity, times) in &self.samples.oddities {
+                writeln!(formatter, "  - {oddity} ({})", grouped(*times))?;
             }
         }
         let broken = self.verdict();

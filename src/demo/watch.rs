@@ -52,7 +52,8 @@ impl Looks {
     fn take(&mut self, room: RoomLook) {
         self.looks += 1;
         self.last = room;
-        self.calls.note(room.now_ms, room.called_total);
+        let free = room.stock.is_some_and(|stock| stock.free > 0);
+        self.calls.note(room.now_ms, room.called_total, free);
         let Some(stock) = room.stock else { return };
         self.sold = stock.sold;
         if stock.free + stock.held + stock.sold != stock.stock {
@@ -68,14 +69,24 @@ impl Looks {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls {
     looks: Vec<(u64, u64)>,
+    /// Milliseconds and calls between looks that both saw free stock, without what had been saved up before the first call.
+    open: (u64, u64),
+    was_free: bool,
 }
 
 impl Calls {
-    /// One look.
-    pub(super) fn note(&mut self, now_ms: u64, called_total: u64) {
-        if self.looks.last().is_none_or(|(last_ms, _)| now_ms > *last_ms) {
-            self.looks.push((now_ms, called_total));
+    /// One look, and whether there was free stock.
+    pub(super) fn note(&mut self, now_ms: u64, called_total: u64, free: bool) {
+        let before = self.looks.last().copied();
+        if before.is_some_and(|(last_ms, _)| now_ms <= last_ms) {
+            return;
         }
+        if let Some((last_ms, last)) = before.filter(|(_, last)| free && self.was_free && *last > 0) {
+            self.open.0 += now_ms - last_ms;
+            self.open.1 += called_total.saturating_sub(last);
+        }
+        self.was_free = free;
+        self.looks.push((now_ms, called_total));
     }
 
     /// Called, from the first look to the last.
@@ -116,17 +127,12 @@ impl Calls {
             .count()
     }
 
-    /// Called per second between the first and the last change.
+    /// Called per second while there was free stock: without it, nobody is called.
     #[allow(clippy::cast_precision_loss, reason = "counts and milliseconds of one run, far below 2^52")]
     pub(super) fn mean_per_second(&self) -> f64 {
-        let changes: Vec<_> = self.looks.windows(2).filter(|pair| pair[0].1 != pair[1].1).collect();
-        let (Some(first), Some(last)) = (changes.first(), changes.last()) else {
-            return 0.0;
-        };
-        // From the first look that saw somebody called: what came before it is the burst.
-        let (length_ms, called) = (last[1].0 - first[1].0, last[1].1 - first[1].1);
+        let (length_ms, called) = self.open;
         if length_ms == 0 {
-            called as f64
+            0.0
         } else {
             called as f64 * 1000.0 / length_ms as f64
         }
@@ -208,7 +214,7 @@ mod tests {
 
     fn calls(looks: &[(u64, u64)]) -> Calls {
         let mut calls = Calls::default();
-        looks.iter().for_each(|(now_ms, called)| calls.note(*now_ms, *called));
+        looks.iter().for_each(|(now_ms, called)| calls.note(*now_ms, *called, true));
         calls
     }
 
@@ -236,8 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_is_taken_without_the_first_burst() {
-        let steady = calls(&[(0, 0), (100, 200), (1_100, 400), (2_100, 600), (9_000, 600)]);
+    fn the_mean_is_taken_without_the_first_burst_and_while_there_is_stock() {
+        let mut steady = calls(&[(0, 0), (100, 200), (1_100, 400), (2_100, 600)]);
+        steady.note(9_000, 600, false);
+        steady.note(10_000, 650, true);
         assert!((steady.mean_per_second() - 200.0).abs() < f64::EPSILON);
         assert!(calls(&[(0, 0)]).mean_per_second() < f64::EPSILON);
     }

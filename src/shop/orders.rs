@@ -41,8 +41,14 @@ pub(super) struct Orders {
 #[derive(Debug, Default)]
 struct Book {
     counts: ShopCounts,
-    /// Reservation → whose it is.
-    owners: HashMap<String, String>,
+    orders: HashMap<String, Order>,
+}
+
+#[derive(Debug)]
+struct Order {
+    owner: String,
+    /// What was last said of it: a till that is asked twice, because the first answer was lost, counts once.
+    settled: Option<Payment>,
 }
 
 impl Orders {
@@ -69,12 +75,15 @@ impl Orders {
 
     /// Opens an order; the same reservation again is the same order.
     pub(super) fn open(&self, reservation: &str, user: &str) {
-        self.book().owners.entry(reservation.to_owned()).or_insert_with(|| user.to_owned());
+        self.book().orders.entry(reservation.to_owned()).or_insert_with(|| Order {
+            owner: user.to_owned(),
+            settled: None,
+        });
     }
 
     /// Whether this is an order of this visitor.
     pub(super) fn belongs_to(&self, reservation: &str, user: &str) -> bool {
-        self.book().owners.get(reservation).is_some_and(|owner| owner == user)
+        self.book().orders.get(reservation).is_some_and(|order| order.owner == user)
     }
 
     /// Tells the gateway that an order is paid, or given back. Both may be said again.
@@ -95,12 +104,21 @@ impl Orders {
             "already_sold" => Payment::SoldAlready,
             _ => return Err(unread()),
         };
-        self.count(|counts| match word.as_str() {
-            "confirmed" | "retaken" => counts.paid += 1,
-            "refund_due" => counts.refunded += 1,
-            "released" => counts.cancelled += 1,
-            _ => {}
-        });
+        self.note(reservation, payment);
         Ok(payment)
+    }
+    /// Counts what became of an order, once.
+    fn note(&self, reservation: &str, payment: Payment) {
+        let mut book = self.book();
+        let Some(order) = book.orders.get_mut(reservation) else { return };
+        if order.settled.replace(payment) == Some(payment) {
+            return;
+        }
+        match payment {
+            Payment::Paid => book.counts.paid += 1,
+            Payment::Refunded => book.counts.refunded += 1,
+            Payment::Cancelled => book.counts.cancelled += 1,
+            Payment::SoldAlready | Payment::Missing => {}
+        }
     }
 }

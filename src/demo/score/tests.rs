@@ -7,7 +7,7 @@ use crate::demo::watch::Calls;
 fn good() -> Score {
     let mut calls = Calls::default();
     for tick in 0..=50 {
-        calls.note(1_000_000 + tick * 100, tick * 20);
+        calls.note(1_000_000 + tick * 100, tick * 20, true);
     }
     Score {
         visitors: 20_000,
@@ -30,6 +30,7 @@ fn good() -> Score {
                 low_s: 1,
                 high_s: 4,
                 actual_ms: 2_000,
+                interrupted: false,
             }],
             told_no_at_ms: vec![1_000_020, 1_000_040],
             ..Samples::default()
@@ -65,7 +66,7 @@ fn a_good_run_breaks_nothing() {
         "400, p50 200 µs, p99 396 µs",
         "20 ms (p50) and 40 ms (p99)",
         "p50 2.0 s, p90 3.0 s, p99 3.0 s",
-        "100 % of 1",
+        "kept for 100 % of 1, and for 0 % of 0",
         "5.0 s of processor, 100 µs a request",
         "Every promise was kept.",
     ] {
@@ -97,7 +98,7 @@ fn each_broken_promise_is_named() {
         ("1 times a visitor was shown a worse position", |score| score.counts.worse = 1),
         ("the rate was exceeded", |score| {
             let last = score.looks.calls.called();
-            score.looks.calls.note(1_005_100, last + 403);
+            score.looks.calls.note(1_005_100, last + 403, true);
         }),
         ("1 requests reached the shop without", |score| score.shop.unadmitted = 1),
         ("an admission it could not verify", |score| score.shop.unverified = 1),
