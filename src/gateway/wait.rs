@@ -95,6 +95,9 @@ impl Gateway {
         };
         let (mut head, body) = response.into_parts();
         let (epoch, place) = place_of(stood).unwrap_or((0, 0));
+        if place > 0 {
+            here(hall, &ticket.id, place);
+        }
         hall.set_ticket(&self.house, &Ticket { epoch, place, ..ticket }, &mut head);
         Ok(Response::from_parts(head, body))
     }
