@@ -119,7 +119,10 @@ impl Line {
     /// The wait of somebody with so many ahead, in seconds from low to high.
     #[must_use]
     pub fn wait_s(&self, ahead: u64) -> Option<(u64, u64)> {
-        self.pace().wait_s(ahead)
+        let rate_milli = self.room.live().shown.rate_milli;
+        let mut pace = self.pace();
+        pace.believe(rate_milli);
+        pace.wait_s(ahead)
     }
 
     /// Notes how the line moved; `open` is whether people are being called.

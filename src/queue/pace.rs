@@ -22,12 +22,12 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Notes how many have ever been called, and at what rate they should be. Another rate begins another measurement.
+    /// Notes how many have ever been called, and at what rate they should be.
     pub fn note(&mut self, now_ms: UnixMs, called_total: u64, rate_milli: u64) {
+        self.believe(rate_milli);
         let backwards = self.samples.back().is_some_and(|&(at, total)| at > now_ms || total > called_total);
-        if rate_milli != self.rate_milli || backwards {
+        if backwards {
             self.samples.clear();
-            self.rate_milli = rate_milli;
         }
         if self.samples.back().is_some_and(|&(at, _)| now_ms < at + 500) {
             return;
@@ -35,6 +35,14 @@ impl Pace {
         self.samples.push_back((now_ms, called_total));
         while self.samples.len() > MAX_SAMPLES || self.samples.front().is_some_and(|&(at, _)| at + WINDOW_MS < now_ms) {
             self.samples.pop_front();
+        }
+    }
+
+    /// This is the rate now. Another one begins another measurement.
+    pub fn believe(&mut self, rate_milli: u64) {
+        if rate_milli != self.rate_milli {
+            self.samples.clear();
+            self.rate_milli = rate_milli;
         }
     }
 
@@ -108,6 +116,8 @@ mod tests {
         assert!(pace.wait_s(99).unwrap().1 < 10);
         pace.note(32_000, 155, 0);
         assert_eq!(pace.wait_s(99), None);
+        pace.believe(100_000);
+        assert!(pace.wait_s(99).unwrap().1 < 10, "not only when it is noted next");
     }
 
     #[test]
