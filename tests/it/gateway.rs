@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, COOKIE, ETAG, HOST, HeaderMap, LAST_MODIFIED, SET_COOKIE};
+use http::header::{CACHE_CONTROL, COOKIE, ETAG, HOST, HeaderMap, LAST_MODIFIED, SET_COOKIE};
 use http::{Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -88,8 +88,11 @@ impl Site {
 
     /// One more gateway on the same store, keys and backend.
     pub async fn another(&self, settings: &str) -> Gate {
+        // Keys of the server stand first, because everything after a table's head belongs to that table.
+        let (server, settings): (Vec<&str>, Vec<&str>) = settings.lines().partition(|line| line.starts_with("server."));
+        let (server, settings) = (server.join("\n"), settings.join("\n"));
         let text = format!(
-            "server.listen = \"127.0.0.1:0\"\nops.listen = \"127.0.0.1:0\"\nstore.url = \"{}\"\nstore.data_dir = \"{}\"\nroom.upstream = \"http://{}\"\n\
+            "{server}\nserver.listen = \"127.0.0.1:0\"\nops.listen = \"127.0.0.1:0\"\nstore.url = \"{}\"\nstore.data_dir = \"{}\"\nroom.upstream = \"http://{}\"\n\
              room.on_store_loss = \"hold\"\n{settings}",
             self.redis.url(),
             self.folder.path().display(),
@@ -377,6 +380,11 @@ impl Reply {
         state.unwrap_or_else(|| panic!("no state: {text}")).0.to_owned()
     }
 
+    /// Whether this is the page of somebody in line, however long it will take.
+    pub fn is_line(&self) -> bool {
+        self.status == 200 && ["waiting", "nearly"].contains(&self.page().as_str())
+    }
+
     /// Whether the forms of this page lead on to this target.
     pub fn leads_to(&self, target: &str) -> bool {
         let text = self.text().replace("&#x2f;", "/").replace("&amp;", "&");
@@ -437,10 +445,6 @@ impl Visitor {
 
     pub fn set_cookie(&self, name: &str, value: &str) {
         self.jar.lock().unwrap().insert(name.to_owned(), value.to_owned());
-    }
-
-    pub fn forget(&self, name: &str) {
-        self.jar.lock().unwrap().remove(name);
     }
 
     pub fn forget_everything(&self) {

@@ -2,8 +2,12 @@
 
 mod claim;
 mod headers;
+mod limit;
+mod login;
+mod room;
 mod server;
 mod sold_out;
+mod token;
 mod upgrade;
 mod upstream;
 mod wait;

@@ -10,6 +10,9 @@ use crate::backend::{Wire, http2, nothing, until};
 use crate::gateway::{ADMISSION, Ask, LINE, SHOP, Site, TICKET, Visitor, said, shop_that};
 use crate::harness::within;
 
+/// Names and values.
+type Headers = &'static [(&'static str, &'static str)];
+
 /// The `Set-Cookie` line of this name.
 fn cookie_line(reply: &crate::gateway::Reply, name: &str) -> Option<String> {
     let lines = reply.headers.get_all("set-cookie").iter().map(|line| line.to_str().unwrap());
@@ -241,8 +244,7 @@ async fn one_visitor_is_one_place_however_often_he_comes() {
 #[tokio::test]
 async fn pictures_probes_and_prefetches_do_not_join() {
     let site = Site::open("[rooms.42]\npaths = [\"/\"]\nrate = 0\n").await;
-    let html = "text/html";
-    let beside: [(&str, &str, &[(&str, &str)]); 8] = [
+    let beside: [(&str, &str, Headers); 8] = [
         ("GET", "/favicon.ico", &[("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "image")]),
         (
             "GET",
@@ -255,14 +257,14 @@ async fn pictures_probes_and_prefetches_do_not_join() {
             &[("sec-fetch-mode", "same-origin"), ("sec-fetch-dest", "serviceworker")],
         ),
         ("GET", "/app.css", &[("sec-fetch-mode", "no-cors"), ("sec-fetch-dest", "style")]),
-        ("HEAD", "/p", &[("accept", html)]),
-        ("OPTIONS", "/p", &[("accept", html)]),
+        ("HEAD", "/p", &[("accept", "text/html")]),
+        ("OPTIONS", "/p", &[("accept", "text/html")]),
         (
             "GET",
             "/p",
-            &[("accept", html), ("sec-fetch-mode", "navigate"), ("sec-purpose", "prefetch")],
+            &[("accept", "text/html"), ("sec-fetch-mode", "navigate"), ("sec-purpose", "prefetch")],
         ),
-        ("GET", "/p", &[("accept", html), ("purpose", "prefetch")]),
+        ("GET", "/p", &[("accept", "text/html"), ("purpose", "prefetch")]),
     ];
     let person = site.visitor();
     for (method, path, headers) in beside {
