@@ -4,6 +4,7 @@
 //! a 5xx releases nothing: the command may have run, and the hold's own end or the backend's word settles it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 
@@ -12,7 +13,7 @@ use crate::config;
 use crate::fault::StoreFault;
 use crate::queue::terms;
 use crate::room::Room;
-use crate::store::scripts::{Asked, Gate, Reservation, Verdict};
+use crate::store::scripts::{Asked, Gate, Verdict};
 use crate::token::Admission;
 use crate::token::keys::random_id;
 
@@ -23,6 +24,10 @@ use asking::Unreadable;
 
 /// How much longer than the backend may take a claim counts as in flight.
 const FLIGHT_MARGIN_MS: u64 = 2_000;
+
+/// How often the store is told again of the end of a claim, and how many times.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const ATTEMPTS: usize = 120;
 
 /// Whether this claim goes to the backend for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +75,12 @@ impl Claim {
         &self.asked.key
     }
 
+    /// The reservation it would get.
+    #[must_use]
+    pub fn reservation(&self) -> &str {
+        &self.asked.reservation
+    }
+
     /// Asks the gate. A lost reply is asked for once more: the reservation's id is ours, so a repeat finds it.
     ///
     /// # Errors
@@ -111,28 +122,55 @@ pub fn meaning(status: http::StatusCode, attempt: Attempt) -> Meaning {
     }
 }
 
-/// Writes down what the backend answered. Told to the store until it has heard it, a few times at most; what it does not hear is settled by the
-/// end of the hold.
-pub async fn conclude(room: Arc<Room>, reservation: Reservation, meaning: Meaning, kept: Option<Vec<u8>>) {
-    for _attempt in 0..3 {
-        let told = match meaning {
-            Meaning::Accepted => room.store.answer(&reservation.id, kept.as_deref()).await,
-            Meaning::Unknown => room.store.answer(&reservation.id, None).await,
-            Meaning::Refused => {
-                let settled = room
-                    .store
-                    .settle(&terms(&room), &reservation.id, Verdict::Release, kept.as_deref())
-                    .await;
-                settled.map(|_| ())
-            }
-        };
-        match told {
-            Ok(()) => return,
-            Err(fault) => {
-                tracing::warn!(room = room.settings.id, reservation = reservation.id, %fault, "the end of a claim could not be written down")
-            }
+/// What became of a claim, to be written down.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// The reservation's id.
+    pub reservation: String,
+    /// What it means for the units.
+    pub meaning: Meaning,
+    /// The backend's answer, where it is kept.
+    pub kept: Option<Vec<u8>>,
+}
+
+impl End {
+    /// Nobody knows what became of it.
+    #[must_use]
+    pub fn unknown(reservation: &str) -> Self {
+        Self {
+            reservation: reservation.to_owned(),
+            meaning: Meaning::Unknown,
+            kept: None,
         }
     }
+}
+
+/// Writes down what became of a claim.
+///
+/// # Errors
+/// The store did not hear it; it may be told again.
+pub async fn conclude(room: &Room, end: &End) -> Result<(), StoreFault> {
+    let (store, id, kept) = (&room.store, end.reservation.as_str(), end.kept.as_deref());
+    match end.meaning {
+        Meaning::Accepted => store.answer(id, kept).await,
+        Meaning::Unknown => store.answer(id, None).await,
+        Meaning::Refused => store.settle(&terms(room), id, Verdict::Release, kept).await.map(drop),
+    }
+}
+
+/// Tells the store until it has heard it, a minute at most; what it does not hear is settled by the end of the hold.
+pub async fn conclude_later(room: Arc<Room>, end: End) {
+    for _attempt in 0..ATTEMPTS {
+        tokio::time::sleep(AGAIN_AFTER).await;
+        if conclude(&room, &end).await.is_ok() {
+            return;
+        }
+    }
+    tracing::error!(
+        room = room.settings.id,
+        reservation = end.reservation,
+        "the end of a claim was never written down"
+    );
 }
 
 #[cfg(test)]

@@ -14,10 +14,11 @@ use super::{Arrival, Gateway, body_fault, forward};
 use crate::body::Body;
 use crate::claim::asking::{IDEMPOTENCY_KEY, Unreadable};
 use crate::claim::kept::{self, MAX_ANSWER};
-use crate::claim::{Attempt, Claim, Meaning, conclude, meaning};
-use crate::fault::{ClientFault, Fault};
+use crate::claim::{Attempt, Claim, End, Meaning, conclude, conclude_later, meaning};
+use crate::fault::{ClientFault, Fault, StoreFault, UpstreamFault};
 use crate::response::pages::Notice;
 use crate::response::problem::Problem;
+use crate::room::Room;
 use crate::store::scripts::{Answer, Gate, Held, Reservation};
 use crate::token::Pass;
 use crate::waiting::hall::Hall;
@@ -48,7 +49,17 @@ impl Gateway {
             Ok(claim) => claim,
             Err(unreadable) => return Ok(self.refuse(hall, &refusal, "unreadable", unreadable_problem(unreadable))),
         };
-        let gate = claim.ask(room).await.inspect_err(|_| hall.metrics.claimed("store_unavailable"))?;
+        let gate = match claim.ask(room).await {
+            Ok(gate) => gate,
+            Err(fault) => {
+                hall.metrics.claimed("store_unavailable");
+                if matches!(fault, StoreFault::Unknown(_)) {
+                    // It may have taken units, and nothing was sent: the next attempt need not wait for an answer that never comes.
+                    self.write_down_later(room, End::unknown(claim.reservation()));
+                }
+                return Err(fault.into());
+            }
+        };
         let (reservation, attempt) = match gate {
             Gate::Reserved(reservation) => (reservation, Attempt::First),
             Gate::Already { reservation, answer, same } => match repeat(&reservation, answer, same) {
@@ -108,10 +119,64 @@ impl Gateway {
         let sent = self.house.stop.tasks.spawn(async move {
             let origin = hall.room.settings.upstream.clone();
             let outcome = gateway.send(&origin, added, arrival).await;
-            conclude_claim(&hall, reservation, attempt, outcome).await
+            gateway.conclude(&hall, (reservation.id, attempt), outcome).await
         });
         sent.await
             .unwrap_or_else(|broken| Err(Fault::Us(format!("a claim's task ended: {broken}"))))
+    }
+
+    /// Reads the backend's answer, writes down what it means, and hands it on.
+    async fn conclude(
+        &self,
+        hall: &Hall,
+        (reservation, attempt): (String, Attempt),
+        outcome: Result<Response<Body>, Fault>,
+    ) -> Result<Response<Body>, Fault> {
+        let response = match outcome {
+            Ok(response) => response,
+            Err(fault) => {
+                hall.metrics.claimed("unknown");
+                // Nothing was sent, or nobody knows: either way the same claim may be sent again, and the hold's own end settles it.
+                self.write_down(&hall.room, End::unknown(&reservation)).await;
+                return Err(fault);
+            }
+        };
+        let meaning = meaning(response.status(), attempt);
+        hall.metrics.claimed(match meaning {
+            Meaning::Accepted => "accepted",
+            Meaning::Refused => "refused",
+            Meaning::Unknown => "unknown",
+        });
+        let (head, body) = response.into_parts();
+        let read = Limited::new(body, MAX_ANSWER).collect().await.map(|collected| collected.to_bytes());
+        let kept = match &read {
+            Ok(bytes) if meaning != Meaning::Unknown => kept::keep(&head, bytes),
+            _ => None,
+        };
+        let end = End {
+            reservation,
+            meaning,
+            kept,
+        };
+        self.write_down(&hall.room, end).await;
+        match read {
+            Ok(bytes) => Ok(Response::from_parts(head, Body::full(bytes))),
+            Err(fault) if fault.is::<LengthLimitError>() => Err(UpstreamFault::Malformed("a claim's answer is longer than 64 KiB").into()),
+            Err(_) => Err(UpstreamFault::Malformed("a claim's answer broke off").into()),
+        }
+    }
+
+    /// Writes the end of a claim down: now, or as soon as the store hears it, without keeping the buyer waiting.
+    async fn write_down(&self, room: &Arc<Room>, end: End) {
+        if let Err(fault) = conclude(room, &end).await {
+            tracing::warn!(room = room.settings.id, reservation = end.reservation, %fault, "the end of a claim is written down later");
+            self.write_down_later(room, end);
+        }
+    }
+
+    fn write_down_later(&self, room: &Arc<Room>, end: End) {
+        let (telling, cut) = (conclude_later(Arc::clone(room), end), self.house.stop.cut.clone());
+        self.house.stop.tasks.spawn(async move { cut.run_until_cancelled(telling).await });
     }
 
     fn refuse(&self, hall: &Hall, refusal: &Refusal, outcome: &'static str, problem: Problem) -> Response<Body> {
@@ -126,53 +191,6 @@ async fn collect(body: Body, max: usize) -> Result<Bytes, Fault> {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(fault) if fault.is::<LengthLimitError>() => Err(ClientFault::BodyTooLarge { limit: max as u64 }.into()),
         Err(fault) => Err(body_fault(fault.as_ref()).into()),
-    }
-}
-
-/// Reads the backend's answer, writes down what it means, and hands it on.
-async fn conclude_claim(
-    hall: &Hall,
-    reservation: Reservation,
-    attempt: Attempt,
-    outcome: Result<Response<Body>, Fault>,
-) -> Result<Response<Body>, Fault> {
-    let room = Arc::clone(&hall.room);
-    let response = match outcome {
-        Ok(response) => response,
-        Err(fault) => {
-            hall.metrics.claimed("unknown");
-            // Nothing was sent, or nobody knows: either way the same claim may be sent again, and the hold's own end settles it.
-            conclude(room, reservation, Meaning::Unknown, None).await;
-            return Err(fault);
-        }
-    };
-    let meaning = meaning(response.status(), attempt);
-    hall.metrics.claimed(match meaning {
-        Meaning::Accepted => "accepted",
-        Meaning::Refused => "refused",
-        Meaning::Unknown => "unknown",
-    });
-    let (head, body) = response.into_parts();
-    match Limited::new(body, MAX_ANSWER).collect().await {
-        Ok(collected) => {
-            let bytes = collected.to_bytes();
-            let kept = if meaning == Meaning::Unknown {
-                None
-            } else {
-                kept::keep(&head, &bytes)
-            };
-            conclude(room, reservation, meaning, kept).await;
-            Ok(Response::from_parts(head, Body::full(bytes)))
-        }
-        Err(fault) => {
-            conclude(room, reservation, meaning, None).await;
-            let reason = if fault.is::<LengthLimitError>() {
-                "a claim's answer is longer than 64 KiB"
-            } else {
-                "a claim's answer broke off"
-            };
-            Err(crate::fault::UpstreamFault::Malformed(reason).into())
-        }
     }
 }
 
