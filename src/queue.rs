@@ -105,10 +105,12 @@ impl Line {
         &self.terms
     }
 
-    /// How many live visitors are ahead of this place.
+    /// How many live visitors are ahead of this place. None for a place in a line that has not been counted yet.
     #[must_use]
-    pub fn ahead(&self, place: Place) -> u64 {
-        self.positions.load().ahead(place, self.room.frontier())
+    pub fn ahead(&self, place: Place) -> Option<u64> {
+        let positions = self.positions.load();
+        let of_this_line = positions.epoch() > 0 && positions.epoch() == self.room.live().shown.epoch;
+        (of_this_line || place <= positions.last()).then(|| positions.ahead(place, self.room.frontier()))
     }
 
     /// Puts in a new count.

@@ -258,7 +258,7 @@ async fn events(house: &House, hall: &Arc<Hall>, presented: &Presented, heard_th
             sse::stream(&message, None, None)
         });
     }
-    let Ok(taken) = hall.feed.take_seat(&ticket.id, stood.map(|stood| stood.standing), &view) else {
+    let Ok(taken) = hall.feed.take_seat(ticket, stood.map(|stood| stood.standing), &view) else {
         return Ok(sse::come_back());
     };
     let counted = hall.metrics.stream("sse");
@@ -296,7 +296,7 @@ async fn socket(house: &House, hall: &Arc<Hall>, mut asked: Asked) -> Result<Res
     let taken = if is_final(&view) {
         None
     } else {
-        match hall.feed.take_seat(&ticket.id, stood.map(|stood| stood.standing), &view) {
+        match hall.feed.take_seat(&ticket, stood.map(|stood| stood.standing), &view) {
             Ok(taken) => Some(taken),
             Err(live::Full) => return Ok(full()),
         }

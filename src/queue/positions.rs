@@ -52,6 +52,12 @@ impl Positions {
         self.epoch
     }
 
+    /// The last place that had been given when it was counted.
+    #[must_use]
+    pub fn last(&self) -> Place {
+        self.last
+    }
+
     /// How many live tickets are ahead of this place. `frontier` is where it stands by now; the count may be a moment older. Whom the frontier
     /// has passed since is left out, so that gateways which counted at different moments say the same.
     #[must_use]

@@ -17,6 +17,7 @@ use crate::queue::Line;
 use crate::response::view::{State, View};
 use crate::room::Room;
 use crate::store::scripts::{Epoch, Place, Presence, Standing};
+use crate::token::Ticket;
 
 /// A stream that was told nothing for so long gets a sign of life.
 const KEEP_ALIVE_MS: u64 = 15_000;
@@ -87,16 +88,18 @@ impl Feed {
         self.here.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a stream its seat. `view` is what it has been told already; without a standing it has no place yet.
+    /// Gives a stream its seat. `view` is what it has been told already; without a standing the store has not said yet where it stands.
     ///
     /// # Errors
     /// As many are kept waiting here as may be.
-    pub fn take_seat(&self, ticket: &str, standing: Option<Standing>, view: &View) -> Result<Taken, Full> {
+    pub fn take_seat(&self, ticket: &Ticket, standing: Option<Standing>, view: &View) -> Result<Taken, Full> {
         let serial = self.serial.fetch_add(1, Relaxed);
         let place = match standing {
             Some(Standing::Waiting { place, .. }) => place,
-            _ => 0,
+            // What the ticket says: should the store have lost the line, this is where it is put back.
+            _ => ticket.place,
         };
+        let ticket = ticket.id.as_str();
         let seat = Arc::new(Seat::new(ticket.to_owned(), serial, place, view));
         let mut here = self.here();
         if here.closing {

@@ -72,7 +72,7 @@ impl Sight {
             return view;
         }
         view.opens_at_ms = (self.face.door == Door::Countdown).then_some(self.face.opens_at_ms);
-        view.ahead = place.map(|place| line.ahead(place));
+        view.ahead = place.and_then(|place| line.ahead(place));
         let Some(ahead) = view.ahead.filter(|_| matches!(self.face.door, Door::Open | Door::Countdown)) else {
             return view;
         };

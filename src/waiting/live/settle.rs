@@ -105,7 +105,8 @@ impl Feed {
             self.update(&sight, &seat, false);
             return false;
         };
-        let view = sight.standing(&self.line, stood.standing);
+        let mut view = sight.standing(&self.line, stood.standing);
+        view.ahead = view.ahead.map(|ahead| ahead.min(seat.ahead.load(Relaxed)));
         let mut here = self.here();
         here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
         here.turned.remove(&seat.serial);
