@@ -4,3 +4,4 @@ mod drain;
 mod embedded;
 mod gateways;
 mod store;
+mod store_loss;
