@@ -49,39 +49,9 @@ impl Gateway {
             Ok(claim) => claim,
             Err(unreadable) => return Ok(self.refuse(hall, &refusal, "unreadable", unreadable_problem(unreadable))),
         };
-        let gate = match claim.ask(room).await {
-            Ok(gate) => gate,
-            Err(fault) => {
-                hall.metrics.claimed("store_unavailable");
-                if matches!(fault, StoreFault::Unknown(_)) {
-                    // It may have taken units, and nothing was sent: the next attempt need not wait for an answer that never comes.
-                    self.write_down_later(room, End::unknown(claim.reservation()));
-                }
-                return Err(fault.into());
-            }
-        };
-        let (reservation, attempt) = match gate {
-            Gate::Reserved(reservation) => (reservation, Attempt::First),
-            Gate::Already { reservation, answer, same } => match repeat(&reservation, answer, same) {
-                Repeat::Send => (reservation, Attempt::Again),
-                Repeat::Replay(response) => {
-                    hall.metrics.claimed("replayed");
-                    return Ok(*response);
-                }
-                Repeat::Refuse(code, problem) => return Ok(self.refuse(hall, &refusal, code, problem)),
-            },
-            Gate::SoldOut => {
-                hall.metrics.claimed("sold_out");
-                return Ok(refusal.sold_out(&self.house, hall));
-            }
-            Gate::AllHeld => {
-                hall.metrics.claimed("all_held");
-                return Ok(refusal.all_held(&self.house, hall));
-            }
-            refused => {
-                let (code, problem) = gate_problem(&refused);
-                return Ok(self.refuse(hall, &refusal, code, problem));
-            }
+        let (reservation, attempt) = match self.ask_gate(hall, &claim, &refusal).await? {
+            Passed::On(reservation, attempt) => (reservation, attempt),
+            Passed::Answer(response) => return Ok(*response),
         };
         let key = if claim.key().is_empty() {
             reservation.id.clone()
@@ -104,6 +74,45 @@ impl Gateway {
             },
         )
         .await
+    }
+
+    /// What the gate says: on with a reservation, or an answer.
+    async fn ask_gate(&self, hall: &Arc<Hall>, claim: &Claim, refusal: &Refusal) -> Result<Passed, Fault> {
+        let room = &hall.room;
+        let gate = match claim.ask(room).await {
+            Ok(gate) => gate,
+            Err(fault) => {
+                hall.metrics.claimed("store_unavailable");
+                if matches!(fault, StoreFault::Unknown(_)) {
+                    // It may have taken units, and nothing was sent: the next attempt need not wait for an answer that never comes.
+                    self.write_down_later(room, End::unknown(claim.reservation()));
+                }
+                return Err(fault.into());
+            }
+        };
+        Ok(match gate {
+            Gate::Reserved(reservation) => Passed::On(reservation, Attempt::First),
+            Gate::Already { reservation, answer, same } => match repeat(&reservation, answer, same) {
+                Repeat::Send => Passed::On(reservation, Attempt::Again),
+                Repeat::Replay(response) => {
+                    hall.metrics.claimed("replayed");
+                    Passed::Answer(response)
+                }
+                Repeat::Refuse(code, problem) => Passed::Answer(Box::new(self.refuse(hall, refusal, code, problem))),
+            },
+            Gate::SoldOut => {
+                hall.metrics.claimed("sold_out");
+                Passed::Answer(Box::new(refusal.sold_out(&self.house, hall)))
+            }
+            Gate::AllHeld => {
+                hall.metrics.claimed("all_held");
+                Passed::Answer(Box::new(refusal.all_held(&self.house, hall)))
+            }
+            refused => {
+                let (code, problem) = gate_problem(&refused);
+                Passed::Answer(Box::new(self.refuse(hall, refusal, code, problem)))
+            }
+        })
     }
 
     /// Sends the claim, and sees to it that its end is written down even if the buyer is gone by then.
@@ -181,7 +190,15 @@ impl Gateway {
 
     fn refuse(&self, hall: &Hall, refusal: &Refusal, outcome: &'static str, problem: Problem) -> Response<Body> {
         hall.metrics.claimed(outcome);
-        refusal.say(&self.house, Some(&hall.room.settings.id), Notice::BadRequest, problem)
+        let notice = match problem.code {
+            "already_reserved" | "limit_reached" => Notice::Already,
+            "claim_in_progress" => Notice::InProgress,
+            "too_few_left" => Notice::TooFew,
+            "claim_over" => Notice::BackendUnsure,
+            "stock_unknown" => Notice::Unavailable,
+            _ => Notice::BadRequest,
+        };
+        refusal.say(&self.house, Some(&hall.room.settings.id), notice, problem)
     }
 }
 
@@ -192,6 +209,14 @@ async fn collect(body: Body, max: usize) -> Result<Bytes, Fault> {
         Err(fault) if fault.is::<LengthLimitError>() => Err(ClientFault::BodyTooLarge { limit: max as u64 }.into()),
         Err(fault) => Err(body_fault(fault.as_ref()).into()),
     }
+}
+
+/// What came of asking the gate.
+enum Passed {
+    /// Units are held: the claim goes to the backend.
+    On(Reservation, Attempt),
+    /// The claim ends here.
+    Answer(Box<Response<Body>>),
 }
 
 /// What a repeat gets.

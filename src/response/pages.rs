@@ -108,6 +108,12 @@ pub enum Notice {
     SoldOut,
     /// Everything is held by others.
     AllHeld,
+    /// This buyer has all that one may have.
+    Already,
+    /// The same claim is on its way.
+    InProgress,
+    /// Fewer are left than asked for.
+    TooFew,
     /// The room is closed.
     Closed,
     /// This gateway keeps as many waiters as it may.
@@ -131,10 +137,13 @@ pub enum Notice {
 }
 
 impl Notice {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 16] = [
         Self::RateLimited,
         Self::SoldOut,
         Self::AllHeld,
+        Self::Already,
+        Self::InProgress,
+        Self::TooFew,
         Self::Closed,
         Self::Full,
         Self::NotFound,
@@ -150,8 +159,8 @@ impl Notice {
     /// Trying again may help.
     fn may_pass(self) -> bool {
         match self {
-            Self::Closed | Self::NotFound | Self::BadRequest | Self::TooLarge => false,
-            Self::RateLimited | Self::SoldOut | Self::AllHeld | Self::Full | Self::TooSlow => true,
+            Self::Closed | Self::NotFound | Self::BadRequest | Self::TooLarge | Self::Already | Self::TooFew => false,
+            Self::RateLimited | Self::SoldOut | Self::AllHeld | Self::InProgress | Self::Full | Self::TooSlow => true,
             Self::BackendDown | Self::BackendUnsure | Self::Unavailable | Self::Error => true,
         }
     }
@@ -161,6 +170,9 @@ impl Notice {
             Self::RateLimited => "rate_limited",
             Self::SoldOut => "sold_out",
             Self::AllHeld => "all_held",
+            Self::Already => "already",
+            Self::InProgress => "in_progress",
+            Self::TooFew => "too_few",
             Self::Closed => "closed",
             Self::Full => "full",
             Self::NotFound => "not_found",
