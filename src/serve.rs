@@ -11,6 +11,7 @@ use std::time::Duration;
 use dashmap::DashMap;
 use governor::{DefaultDirectRateLimiter, Quota};
 use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
@@ -46,6 +47,9 @@ pub enum StartFault {
     /// A port cannot be had.
     #[error("{0} cannot be listened on: {1}")]
     Listen(SocketAddr, #[source] std::io::Error),
+    /// The line's thread cannot be had.
+    #[error("the thread of the line does not start: {0}")]
+    Thread(#[source] std::io::Error),
     /// The private Redis does not start.
     #[error(transparent)]
     Embedded(#[from] EmbeddedFault),
@@ -90,6 +94,35 @@ pub struct Serving {
     rounds: TaskTracker,
     store: Store,
     embedded: Option<Embedded>,
+    own: OwnThread,
+}
+
+/// The line's own thread: the tick, the batches and the store's connections. Among the tasks of a crowd that has just arrived they would wait
+/// for their turn for seconds, and whoever is due is not called meanwhile.
+#[derive(Debug)]
+struct OwnThread(Option<Runtime>);
+
+impl OwnThread {
+    fn start() -> Result<Self, StartFault> {
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).thread_name("waitgate-line").enable_all().build();
+        runtime.map(|runtime| Self(Some(runtime))).map_err(StartFault::Thread)
+    }
+
+    /// Runs this here; what it spawns, it spawns there.
+    fn run<T>(&self, start: impl FnOnce() -> T) -> T {
+        let _there = self.0.as_ref().map(Runtime::enter);
+        start()
+    }
+}
+
+impl Drop for OwnThread {
+    fn drop(&mut self) {
+        // A runtime must not be waited for inside another.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Serving {
@@ -109,20 +142,25 @@ impl Serving {
             call_timeout: config.store.call_timeout,
             connect_timeout: config.store.connect_timeout,
         };
-        let store = Store::open(&url, clock.clone(), options).map_err(StartFault::Url)?;
+        let own = OwnThread::start()?;
+        let store = own.run(|| Store::open(&url, clock.clone(), options)).map_err(StartFault::Url)?;
         store.count_in(Arc::clone(&house.metrics));
         check_policy(&store, embedded.is_some()).await?;
 
         let rounds = TaskTracker::new();
-        let settings = config.rooms.iter();
-        let halls = settings
-            .map(|room| hall(room, &store, &house, &clock, &rounds))
-            .collect::<Result<Vec<_>, _>>()?;
+        let halls = own.run(|| {
+            let settings = config.rooms.iter();
+            settings
+                .map(|room| hall(room, &store, &house, &clock, &rounds))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
         let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
-        for hall in &halls {
-            let news = store.listen(&hall.room.settings.id);
-            rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
-        }
+        own.run(|| {
+            for hall in &halls {
+                let news = store.listen(&hall.room.settings.id);
+                rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
+            }
+        });
         rounds.spawn(admission::tidy(Arc::clone(&house), clock, stop.draining.clone()));
         rounds.spawn(watch_store(store.clone(), Arc::clone(&house.metrics), stop.clone()));
         let metrics = Arc::clone(&house.metrics);
@@ -150,6 +188,7 @@ impl Serving {
             rounds,
             store,
             embedded,
+            own,
         })
     }
 
@@ -165,6 +204,7 @@ impl Serving {
         if let Some(embedded) = self.embedded {
             embedded.stop().await;
         }
+        drop(self.own);
         tracing::info!("stopped");
     }
 }
