@@ -137,7 +137,7 @@ pub async fn run(options: DemoOptions) -> ExitCode {
 async fn play(options: &DemoOptions) -> Result<ExitCode, DemoFault> {
     let mut interrupts = signal(SignalKind::interrupt()).map_err(DemoFault::Signals)?;
     let mut terms = signal(SignalKind::terminate()).map_err(DemoFault::Signals)?;
-    let plan = Plan::new(options.visitors, plan::raise_file_limit());
+    let plan = Plan::new(options.visitors, crate::server::files::raise_limit());
     tell(&format!(
         "waitgate demo: {} visitors want {} phones; they come within {:.1} s, and {} are let in.",
         grouped(plan.visitors),

@@ -167,7 +167,8 @@ impl Serving {
         let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
         let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
 
-        let limits = ConnectionLimits::new(&config.server, &config.client);
+        let mut limits = ConnectionLimits::new(&config.server, &config.client);
+        limits.max_connections = affordable(config.server.max_connections);
         say_hello(&config, (public_address, operators_address), embedded.is_some());
         // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
         let operators_stop = Stop::new();
@@ -279,6 +280,21 @@ fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, ro
         open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(settings)),
         room,
     }))
+}
+
+/// As many connections as the machine's limit on open files allows.
+fn affordable(wanted: usize) -> usize {
+    let files = server::files::raise_limit();
+    let max_connections = server::files::connections(wanted, files);
+    if max_connections < wanted {
+        tracing::warn!(
+            files,
+            max_connections,
+            wanted,
+            "this machine lets a process open few files: server.max_connections is lowered"
+        );
+    }
+    max_connections
 }
 
 /// The room's rate, for this process alone.

@@ -27,6 +27,7 @@ pub use crate::stop::Stop;
 mod activity;
 mod answer;
 mod connection;
+pub mod files;
 mod slots;
 mod socket;
 

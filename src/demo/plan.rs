@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use super::DemoOptions;
 use super::score::grouped;
 use crate::config::Rate;
@@ -83,28 +81,6 @@ impl Plan {
             .map(|process| (border(process), border(process + 1) - border(process)))
             .collect()
     }
-}
-
-/// Raises this process's limit on open files as far as it may be, for itself and its children; the limit there is then.
-pub(super) fn raise_file_limit() -> usize {
-    let before = getrlimit(Resource::Nofile);
-    let ceiling = before.maximum.unwrap_or(u64::MAX);
-    // Some systems call the ceiling unlimited and still refuse large numbers.
-    for wish in [ceiling, 1 << 20, 65_536, 24_576, 10_240] {
-        let wish = wish.min(ceiling).min(1 << 20);
-        if before.current.is_some_and(|current| current >= wish) {
-            break;
-        }
-        let raised = Rlimit {
-            current: Some(wish),
-            maximum: before.maximum,
-        };
-        if setrlimit(Resource::Nofile, raised).is_ok() {
-            break;
-        }
-    }
-    let now = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-    usize::try_from(now).unwrap_or(1 << 20)
 }
 
 /// Where the parts of the demo are.

@@ -643,6 +643,11 @@ pub struct Checker {
 }
 
 impl Checker {
+    /// Of samples taken elsewhere: when, in ms, and how many had been called by then.
+    pub fn of(samples: Vec<(u64, u64)>) -> Self {
+        Self { samples }
+    }
+
     /// Samples until `stop` says so.
     pub async fn watch(redis: &Redis, mut stop: watch::Receiver<bool>) -> Self {
         const SAMPLE: &str = "local t = redis.call('TIME') return {t[1] * 1000 + math.floor(t[2] / 1000), \
@@ -713,4 +718,10 @@ pub async fn wait_and_enter(mut visitor: Visitor, gateways: &[SocketAddr]) -> Ve
     };
     timeout(Duration::from_secs(60), getting_in).await.expect("everybody gets in");
     shown
+}
+
+/// As [`crate::harness::within`], for what changes something of its own meanwhile.
+pub async fn until_so(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let trying = async { while !so().await {} };
+    timeout(PATIENCE, trying).await.unwrap_or_else(|_| panic!("in time: {what}"));
 }

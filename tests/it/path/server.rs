@@ -9,14 +9,20 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
+use tokio::process::Command;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use waitgate::body::{Body, BodyError};
 use waitgate::clock::Clock;
 use waitgate::server::{ConnectionLimits, Stop};
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, soon, until};
+use crate::crew::{Crew, Visitor};
+use crate::harness::within;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+/// A path of our own that leads nowhere: no backend is asked.
+const LOST: &str = "GET /.waitgate/42/nowhere HTTP/1.1\r\nHost: a\r\n\r\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
@@ -223,59 +229,68 @@ async fn connections_beyond_the_limits_are_told_so() {
     }
 }
 
-/// The server of the next test, which runs it in a process of its own with few files.
-#[tokio::test]
-#[ignore = "serves until its input ends: another test runs it"]
-async fn serve_with_few_files() {
-    let front = saying_ok(limits()).await;
-    #[allow(clippy::print_stdout, reason = "the other process reads it")]
-    {
-        println!("\nport={}", front.address.port());
-    }
-    let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
-    ended.await.unwrap().unwrap();
-}
-
+/// CASE 52: with no file left the accept loop died, or spun.
 #[tokio::test]
 async fn out_of_files_it_waits_and_serves_again() {
-    use std::io::BufRead;
-    let program = std::env::current_exe().unwrap();
-    let script = "ulimit -n 40; exec \"$0\" --exact --ignored --nocapture path::server::serve_with_few_files";
-    let mut child = std::process::Command::new("sh")
-        .args(["-c", script])
-        .arg(program)
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines(); // kept: the child must be able to write
-    let port = lines
-        .by_ref()
-        .map_while(Result::ok)
-        .find_map(|line| line.strip_prefix("port=")?.parse().ok())
-        .expect("a port");
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let crew = Crew::of("rate = 0\n").await;
+    let mut process = crew.process(None).await;
+    let pid = process.child.id().unwrap().to_string();
+    let lowered = Command::new("prlimit").args(["--pid", &pid, "--nofile=60:60"]).status().await;
+    assert!(lowered.unwrap().success());
     let mut open = Vec::new();
-    for _ in 0..60 {
-        let mut client = Wire::to(address).await; // the kernel accepts
-        client.send(GET).await;
+    for _ in 0..100 {
+        let mut client = Wire::to(process.public).await; // the kernel accepts
+        client.send(LOST).await;
         open.push(client);
     }
-    assert_eq!(open[0].answer().await.unwrap().status(), 200);
+    assert_eq!(open[0].answer().await.unwrap().status(), 404);
     let last = open.last_mut().unwrap();
     assert!(
-        tokio::time::timeout(Duration::from_millis(500), last.stream.readable())
-            .await
-            .is_err(),
+        timeout(Duration::from_millis(500), last.stream.readable()).await.is_err(),
         "there were files enough"
     );
-    assert_eq!(open[0].ask(GET).await.status(), 200, "who is in is served");
+    assert_eq!(open[0].ask(LOST).await.status(), 404, "who is in is served");
     let mut late = open.pop().unwrap();
     drop(open);
-    assert_eq!(late.answer().await.unwrap().status(), 200, "who waited is served");
-    assert_eq!(Wire::to(address).await.ask(GET).await.status(), 200);
-    drop(child.stdin.take());
-    assert!(child.wait().unwrap().success());
+    assert_eq!(late.answer().await.unwrap().status(), 404, "who waited is served");
+    assert_eq!(Wire::to(process.public).await.ask(LOST).await.status(), 404);
+    process.signal("TERM").await;
+    assert_eq!(process.code().await, Some(0), "{:#?}", process.said);
+    let complaints = process.said.iter().filter(|line| line.contains("accept")).count();
+    assert!(
+        (1..=3).contains(&complaints),
+        "it is said, and not again and again: {:#?}",
+        process.said
+    );
+}
+
+/// CASE 52: a machine with few files is known from the start, and whoever is one too many is told so.
+#[tokio::test]
+async fn with_few_files_fewer_are_let_in() {
+    let crew = Crew::of("rate = 0\n").await;
+    let process = crew.process(Some(128)).await;
+    let lowered = process.said.iter().any(|line| line.contains("max_connections is lowered"));
+    assert!(lowered, "{:#?}", process.said);
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for number in 0..200 {
+        let mut client = Wire::to(process.public).await;
+        client.send(GET).await;
+        match soon(client.head()).await {
+            Some(head) if head.starts_with("HTTP/1.1 503") => refused += 1,
+            Some(_) => open.push(client),
+            None => assert!(number > 60, "closed without a word"),
+        }
+    }
+    assert_eq!((open.len(), refused > 0), (64, true), "{refused} refused");
+    drop(open);
+    let visitor = Visitor::new(process.public);
+    within("served again", async || {
+        visitor.try_load().await.is_ok_and(|page| page.status == 200)
+    })
+    .await;
+    let mut stream = visitor.stream().await;
+    assert_eq!(stream.view().await["ahead"], 0);
 }
 
 #[tokio::test]
