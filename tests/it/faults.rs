@@ -1,7 +1,10 @@
 //! What happens when the things waitgate leans on break.
 
+mod crowd;
 mod drain;
 mod embedded;
 mod gateways;
+mod presence;
 mod store;
 mod store_loss;
+mod streams;
