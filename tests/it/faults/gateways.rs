@@ -22,34 +22,34 @@ fn at(rate: u64) -> String {
 /// A room in which nobody is called.
 const STILL: &str = "rate = 0\n";
 
-/// So many visitors, spread over the gateways, all at once, until all are in.
-async fn crowd(people: usize, gateways: &[SocketAddr]) -> Vec<Vec<u64>> {
-    let visitors = (0..people).map(|number| {
-        let gateways = gateways.to_vec();
-        tokio::spawn(async move { wait_and_enter(Visitor::new(gateways[number % gateways.len()]), &gateways).await })
-    });
-    let shown = join_all(visitors).await;
-    shown.into_iter().map(|shown| shown.expect("a visitor got in")).collect()
+/// So many visitors, spread over the gateways.
+fn people(count: usize, gateways: &[SocketAddr]) -> Vec<Visitor> {
+    (0..count).map(|number| Visitor::new(gateways[number % gateways.len()])).collect()
 }
 
-/// Lets the crowd in while every window of time is held against the rate; `meanwhile` happens meanwhile.
-async fn hold_the_rate(crew: &Crew, rate: u64, people: usize, gateways: &[SocketAddr], meanwhile: impl Future<Output = ()>) {
+/// Lets all these in while every window of time is held against the rate; `meanwhile` happens meanwhile.
+async fn hold_the_rate(crew: &Crew, rate: u64, people: Vec<Visitor>, gateways: &[SocketAddr], meanwhile: impl Future<Output = ()>) {
     let (stop, stopping) = watch::channel(false);
+    let count = people.len();
     let all_in = async {
-        let (shown, ()) = tokio::join!(crowd(people, gateways), meanwhile);
+        let crowd = people.into_iter().map(|visitor| {
+            let gateways = gateways.to_vec();
+            tokio::spawn(async move { wait_and_enter(visitor, &gateways).await })
+        });
+        let (shown, ()) = tokio::join!(join_all(crowd), meanwhile);
         stop.send_replace(true);
-        shown
+        shown.into_iter().map(|shown| shown.expect("a visitor got in"))
     };
     let (shown, checker) = tokio::join!(all_in, Checker::watch(&crew.redis, stopping));
     checker.assert_rate(rate, rate);
     for shown in shown {
         assert!(shown.is_sorted_by(|before, after| before >= after), "a number got worse: {shown:?}");
     }
-    assert_eq!(checker.called(), people as u64, "everybody was called once, and nobody else");
-    assert_eq!(crew.number("joined_total").await, people as u64, "everybody joined once");
+    assert_eq!(checker.called(), count as u64, "everybody was called once, and nobody else");
+    assert_eq!(crew.number("joined_total").await, count as u64, "everybody joined once");
     let seen = crew.shop.backend.seen();
     let users: BTreeSet<_> = seen.iter().map(|request| request.one("waitgate-user")).collect();
-    assert_eq!(users.len(), people, "and each saw the shop");
+    assert_eq!(users.len(), count, "and each saw the shop");
 }
 
 /// CASE 17: several gateways together admitted more than the rate.
@@ -57,7 +57,8 @@ async fn hold_the_rate(crew: &Crew, rate: u64, people: usize, gateways: &[Socket
 async fn two_gateways_admit_no_more_than_the_rate() {
     let crew = Crew::of(&at(20)).await;
     let (a, b) = (crew.gateway().await, crew.gateway().await);
-    hold_the_rate(&crew, 20, 100, &[a.public, b.public], async {}).await;
+    let both = [a.public, b.public];
+    hold_the_rate(&crew, 20, people(100, &both), &both, async {}).await;
 }
 
 /// CASE 17.
@@ -70,32 +71,39 @@ async fn four_gateways_admit_no_more_than_the_rate() {
         crew.gateway().await,
         crew.gateway().await,
     ];
-    hold_the_rate(&crew, 30, 120, &gateways.each_ref().map(|gateway| gateway.public), async {}).await;
+    let all = gateways.each_ref().map(|gateway| gateway.public);
+    hold_the_rate(&crew, 30, people(120, &all), &all, async {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_stops_softly_and_the_other_goes_on() {
-    let crew = Crew::of(&at(20)).await;
+    let crew = Crew::of(STILL).await;
     let (a, b) = (crew.gateway().await, crew.gateway().await);
     let both = [a.public, b.public];
+    let line = people(80, &both);
+    join_all(line.iter().map(Visitor::joins)).await;
+    b.tune(json!({"rate": "20/s"})).await;
     let stop = async {
         within("it is in full swing", async || crew.number("called_total").await >= 30).await;
         a.stopped().await;
     };
-    hold_the_rate(&crew, 20, 80, &both, stop).await;
+    hold_the_rate(&crew, 20, line, &both, stop).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_is_killed_and_the_other_goes_on() {
-    let crew = Crew::of(&at(20)).await;
+    let crew = Crew::of(STILL).await;
     let b = crew.gateway().await;
     let mut a = crew.process(None).await;
     let both = [a.public, b.public];
+    let line = people(80, &both);
+    join_all(line.iter().map(Visitor::joins)).await;
+    b.tune(json!({"rate": "20/s"})).await;
     let kill = async {
         within("it is in full swing", async || crew.number("called_total").await >= 30).await;
         a.child.kill().await.unwrap();
     };
-    hold_the_rate(&crew, 20, 80, &both, kill).await;
+    hold_the_rate(&crew, 20, line, &both, kill).await;
 }
 
 /// CASE 17: a gateway that cannot reach the store admitted by itself.

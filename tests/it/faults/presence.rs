@@ -67,7 +67,7 @@ async fn beyond_the_grace_it_is_said_that_the_place_was_lost() {
 /// CASE 1: whoever had closed the page stood in the way of everybody else.
 #[tokio::test]
 async fn who_is_away_blocks_nobody_and_is_next_when_back() {
-    let crew = Crew::of("rate = \"50/s\"\ncap = 2\naway_after = \"300ms\"\ngrace = \"1min\"\nadmission_ttl = \"5s\"").await;
+    let crew = Crew::of("rate = \"50/s\"\ncap = 2\naway_after = \"300ms\"\ngrace = \"1min\"").await;
     let gateway = crew.gateway().await;
     let line: Vec<_> = (0..6).map(|_| Visitor::new(gateway.public)).collect();
     for first in &line[..2] {
@@ -80,6 +80,7 @@ async fn who_is_away_blocks_nobody_and_is_next_when_back() {
     }
     streams.drain(..2);
     within("two are away", async || crew.count("away").await == 2).await;
+    gateway.tune(json!({"cap": 4})).await;
     for stream in &mut streams {
         stream.state("turn").await;
     }
@@ -87,6 +88,7 @@ async fn who_is_away_blocks_nobody_and_is_next_when_back() {
     let back = line[2].status().await.json();
     assert_eq!((&back["ahead"], &back["reason"]), (&json!(0), &Value::Null), "{back}");
     assert!(line[4].gets_in().await && line[5].gets_in().await);
+    gateway.tune(json!({"cap": 6})).await;
     let mut returned = line[2].stream().await;
     returned.state("turn").await;
     assert!(is_in(&crew, "away", &line[3]).await, "who is still away is still kept");
