@@ -69,6 +69,17 @@ async function openShop() {
 
 /** Rooms by name: each guards `/NAME` and starts from these settings, laid over a quiet default. */
 export async function openStage(rooms) {
+  for (let left = 5; ; left--) {
+    try {
+      return await buildStage(rooms);
+    } catch (error) {
+      // A port that was free a moment ago may be somebody's by now.
+      if (left === 1 || !error.message.includes("cannot be listened on")) throw error;
+    }
+  }
+}
+
+async function buildStage(rooms) {
   const folder = await mkdtemp(join(tmpdir(), "waitgate-browser-"));
   const shop = await openShop();
   const [port, opsPort] = [await freePort(), await freePort()];
