@@ -313,7 +313,7 @@ async fn socket(house: &House, hall: &Arc<Hall>, mut asked: Asked) -> Result<Res
 
 async fn enter(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response<Body>, Fault> {
     let reader = response::reader(&asked.head.method, &asked.head.headers);
-    let next = form_next(asked.body).await?;
+    let next = form_next(&asked.head, asked.body).await?;
     let Some(ticket) = asked.presented.ticket else {
         return Ok(no_ticket());
     };
@@ -369,7 +369,7 @@ async fn enter(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response
 
 async fn leave(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response<Body>, Fault> {
     let reader = response::reader(&asked.head.method, &asked.head.headers);
-    let next = form_next(asked.body).await?;
+    let next = form_next(&asked.head, asked.body).await?;
     let Some(ticket) = asked.presented.ticket else {
         return Ok(no_ticket());
     };
@@ -390,7 +390,7 @@ async fn leave(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response
 
 async fn join_again(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Response<Body>, Fault> {
     let reader = response::reader(&asked.head.method, &asked.head.headers);
-    let next = form_next(asked.body).await?;
+    let next = form_next(&asked.head, asked.body).await?;
     let user = asked.presented.user.as_deref();
     // Whoever is still in line keeps the place: only a lost one is replaced.
     let ticket = asked.presented.ticket.unwrap_or_else(|| hall.new_ticket(house, user));
@@ -420,8 +420,8 @@ async fn join_again(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Res
     Ok(Response::from_parts(head, body))
 }
 
-/// Where a form wants to go on; `/` where it does not say, or names another origin.
-async fn form_next(body: Body) -> Result<String, Fault> {
+/// Where a form wants to go on: what it says, else the page it stands on. `/` where neither is known, or names another origin.
+async fn form_next(head: &Parts, body: Body) -> Result<String, Fault> {
     let collected = tokio::time::timeout(FORM_LIMIT, Limited::new(body, MAX_FORM).collect()).await;
     let bytes = match collected {
         Ok(Ok(collected)) => collected.to_bytes(),
@@ -429,12 +429,19 @@ async fn form_next(body: Body) -> Result<String, Fault> {
         Err(_) => return Err(ClientFault::BodyTimeout.into()),
     };
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    let next = text
-        .split('&')
-        .find_map(|pair| pair.strip_prefix("next="))
-        .map(form_decode)
-        .unwrap_or_default();
-    Ok(response::local(&next).to_owned())
+    let said = text.split('&').find_map(|pair| pair.strip_prefix("next=")).map(form_decode);
+    let next = said
+        .filter(|next| !next.is_empty())
+        .or_else(|| page_of(&head.headers).map(str::to_owned));
+    Ok(response::local(next.as_deref().unwrap_or_default()).to_owned())
+}
+
+/// Path and query of the page that a request came from. The origin is not looked at: what is taken from it leads nowhere else.
+#[must_use]
+pub fn page_of(headers: &http::HeaderMap) -> Option<&str> {
+    let from = headers.get(http::header::REFERER)?.to_str().ok()?;
+    let (_, rest) = from.split_once("://")?;
+    rest.find('/').map(|at| &rest[at..])
 }
 
 /// A value of a form, as browsers encode it.

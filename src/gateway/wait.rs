@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use http::header::{REFERER, RETRY_AFTER};
+use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
@@ -25,7 +25,7 @@ use crate::token::keys::random_id;
 use crate::token::{Pass, Ticket};
 use crate::waiting::hall::{FirstPage, Hall, House, Presented};
 use crate::waiting::sight::Sight;
-use crate::waiting::{here, place_of, stand, view};
+use crate::waiting::{here, page_of, place_of, stand, view};
 
 /// How long the page of whoever has no place yet is good for all who come.
 const FIRST_PAGE_MS: u64 = 250;
@@ -229,8 +229,8 @@ fn first_page(house: &House, hall: &Hall, refusal: &Refusal) -> Response<Body> {
                 room: &hall.room.settings.id,
                 routes: &hall.routes,
                 view: &sight.waiting(&hall.line, None),
-                // Where the buttons lead without a script; the address itself is in the browser, and the page that follows knows it.
-                here: hall.room.settings.paths.first().map_or("/", String::as_str),
+                // Empty leads back to the page itself: this one stands at many addresses.
+                here: "",
                 now_ms: sight.now_ms,
                 has_place: false,
                 cookieless: false,
@@ -267,9 +267,5 @@ fn waiting_page(house: &House, hall: &Hall, refusal: &Refusal, view: &View, (has
 
 /// The page refreshed itself and came without the cookie it was given: cookies are not kept here.
 fn came_from_itself(head: &Parts) -> bool {
-    let from = head.headers.get(REFERER).and_then(|value| value.to_str().ok());
-    let path = from
-        .and_then(|from| from.split_once("://"))
-        .and_then(|(_, rest)| rest.find('/').map(|at| &rest[at..]));
-    path.is_some_and(|path| path == target(head))
+    page_of(&head.headers).is_some_and(|page| page == target(head))
 }
