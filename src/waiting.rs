@@ -220,13 +220,9 @@ async fn status(house: &House, hall: &Hall, presented: &Presented) -> Result<Res
     if hall.feed.seen(&ticket.id, place.map_or(ticket.place, |(_, place)| place)).is_err() {
         return Ok(full());
     }
-    Ok(with_place(
-        house,
-        hall,
-        ticket,
-        stood,
-        response::json(StatusCode::OK, &view(hall, ticket, stood)),
-    ))
+    let mut shown = view(hall, ticket, stood);
+    hall.feed.no_worse(&ticket.id, &mut shown);
+    Ok(with_place(house, hall, ticket, stood, response::json(StatusCode::OK, &shown)))
 }
 
 fn with_place(house: &House, hall: &Hall, ticket: &Ticket, stood: Option<Stood>, response: Response<Body>) -> Response<Body> {

@@ -64,6 +64,8 @@ struct Guest {
     place: Place,
     seats: Vec<Arc<Seat>>,
     seen_ms: UnixMs,
+    /// The best number a poll was told.
+    ahead: u64,
 }
 
 /// As many are kept waiting here as may be, or this gateway is stopping.
@@ -125,6 +127,14 @@ impl Feed {
     pub fn seen(&self, ticket: &str, place: Place) -> Result<(), Full> {
         self.here()
             .greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)
+    }
+
+    /// Whoever polls is told no worse number than before: a bound may grow while the last block of places still fills.
+    pub fn no_worse(&self, ticket: &str, view: &mut View) {
+        if let (Some(guest), Some(ahead)) = (self.here().present.get_mut(ticket), &mut view.ahead) {
+            guest.ahead = guest.ahead.min(*ahead);
+            *ahead = guest.ahead;
+        }
     }
 
     /// How many streams are open.
@@ -305,7 +315,10 @@ impl Here {
     fn greet(&mut self, ticket: &str, place: Place, now_ms: UnixMs, max: usize) -> Result<(), Full> {
         if let Some(guest) = self.present.get_mut(ticket) {
             guest.seen_ms = now_ms;
-            guest.place = guest.place.max(place);
+            if place > guest.place {
+                // Another place: it has numbers of its own.
+                (guest.place, guest.ahead) = (place, u64::MAX);
+            }
             return Ok(());
         }
         if self.present.len() >= max {
@@ -315,6 +328,7 @@ impl Here {
             place,
             seats: Vec::new(),
             seen_ms: now_ms,
+            ahead: u64::MAX,
         };
         self.present.insert(ticket.to_owned(), guest);
         Ok(())
