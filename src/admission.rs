@@ -92,7 +92,7 @@ impl Rounds {
             Err(fault) => {
                 hall.room.learn_reach(false, false);
                 if !self.complained {
-                    tracing::warn!(room = hall.room.settings.id, %fault, "nobody is called while the store cannot be asked");
+                    tracing::warn!(room = hall.room.id, %fault, "nobody is called while the store cannot be asked");
                     self.complained = true;
                 }
             }
@@ -105,7 +105,7 @@ impl Rounds {
 
     async fn admit(&mut self) -> Result<(), StoreFault> {
         let hall = Arc::clone(&self.hall);
-        let Some(ticked) = hall.room.store.admit(hall.line.terms()).await? else {
+        let Some(ticked) = hall.room.store.admit(&hall.line.terms()).await? else {
             seed(&hall.room).await?;
             return self.read().await;
         };
@@ -162,15 +162,15 @@ impl Rounds {
 
     async fn read_again(&mut self) {
         if let Err(fault) = self.read().await {
-            let room = &self.hall.room.settings.id;
+            let room = &self.hall.room.id;
             tracing::debug!(room, %fault, "a change could not be read; the next tick reads it");
         }
     }
 
     async fn report_back(&self, back: Vec<Presence>) {
         for batch in back.chunks(DEPARTURES) {
-            if let Err(fault) = self.hall.room.store.depart(self.hall.line.terms(), batch).await {
-                let room = &self.hall.room.settings.id;
+            if let Err(fault) = self.hall.room.store.depart(&self.hall.line.terms(), batch).await {
+                let room = &self.hall.room.id;
                 tracing::warn!(room, %fault, "visitors who are here could not be reported back");
                 return;
             }
@@ -183,7 +183,7 @@ impl Rounds {
             return;
         }
         if let Err(fault) = self.count_and_sweep().await {
-            tracing::warn!(room = hall.room.settings.id, %fault, "the line could not be counted or swept this second");
+            tracing::warn!(room = hall.room.id, %fault, "the line could not be counted or swept this second");
         }
         hall.line.note_pace(hall.room.door() == Door::Open);
     }
@@ -195,10 +195,10 @@ impl Rounds {
             hall.line.count(Positions::new(measured));
         }
         for _batch in 0..MAX_SWEEPS {
-            let swept = store.sweep(terms).await?;
+            let swept = store.sweep(&terms).await?;
             if swept.lapsed + swept.abandoned + swept.expired > 0 {
                 tracing::debug!(
-                    room = hall.room.settings.id,
+                    room = hall.room.id,
                     lapsed = swept.lapsed,
                     abandoned = swept.abandoned,
                     expired = swept.expired,
@@ -211,7 +211,7 @@ impl Rounds {
         }
         let away = hall.feed.gone_quiet();
         for batch in away.chunks(DEPARTURES) {
-            store.depart(terms, batch).await?;
+            store.depart(&terms, batch).await?;
         }
         Ok(())
     }

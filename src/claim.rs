@@ -167,7 +167,7 @@ pub async fn conclude_later(room: Arc<Room>, end: End) {
         }
     }
     tracing::error!(
-        room = room.settings.id,
+        room = room.id,
         reservation = end.reservation,
         "the end of a claim was never written down"
     );

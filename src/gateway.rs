@@ -17,7 +17,7 @@ use crate::fault::{ClientFault, Fault};
 use crate::intake::{self, Host};
 use crate::limit::Over;
 use crate::room::path::Readings;
-use crate::room::{Door, Guarded, Room, Rooms};
+use crate::room::{Door, Guarded, Rooms};
 use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
 use crate::upstream::Upstreams;
@@ -110,10 +110,10 @@ impl Gateway {
     /// A gateway of these rooms.
     #[must_use]
     pub fn new(settings: &config::Config, house: Arc<House>, halls: Vec<Arc<Hall>>, upstreams: Upstreams) -> Arc<Self> {
-        let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.room)).collect());
+        let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.settings)).collect());
         Arc::new_cyclic(|me| Self {
             house,
-            halls: halls.into_iter().map(|hall| (hall.room.settings.id.clone(), hall)).collect(),
+            halls: halls.into_iter().map(|hall| (hall.room.id.clone(), hall)).collect(),
             rooms,
             upstreams,
             client: settings.client.clone(),
@@ -178,7 +178,7 @@ impl Gateway {
         let shared = hall.filter(|_| !to_shop || outcome.is_err());
         let mut response = outcome.unwrap_or_else(|fault| self.broke(asker, &fault));
         if let Some(hall) = shared {
-            waiting::origin::allow(origin.as_ref(), &hall.room.settings.origins, response.headers_mut());
+            waiting::origin::allow(origin.as_ref(), &hall.settings.origins, response.headers_mut());
         }
         Ok(response)
     }
@@ -209,11 +209,11 @@ impl Gateway {
             Guarded::Bypass(room) => return Ok(self.ungated(Some(room), arrival)),
             Guarded::Nobody(neighbour) => return Ok(self.ungated(neighbour, arrival)),
         };
-        let Some(hall) = self.halls.get(&room.settings.id) else {
-            return Err(Fault::Us(format!("room {} has no hall", room.settings.id)));
+        let Some(hall) = self.halls.get(&room.id) else {
+            return Err(Fault::Us(format!("room {} has no hall", room.id)));
         };
         // A browser's own question, which costs nobody anything and brings no cookie: counted, it would use up what its script needs.
-        if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.settings.origins) {
+        if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.origins) {
             return Ok(Decision::Preflight(hall, answer));
         }
         // Who it is comes before the limits: three hundred in one office are told apart by their tickets, and whoever shows none shares the
@@ -224,7 +224,7 @@ impl Gateway {
         };
         let limits = &self.house.limits;
         let limited = match presented.name() {
-            Some(visitor) => limits.visitor(&room.settings.id, visitor),
+            Some(visitor) => limits.visitor(&room.id, visitor),
             None => limits.address(arrival.address.network),
         };
         if let Err(over) = limited {
@@ -238,7 +238,7 @@ impl Gateway {
                 Decision::Forward(hall, pass)
             });
         }
-        Ok(match room.door() {
+        Ok(match hall.room.door() {
             Door::SoldOut => Decision::SoldOut(hall, presented),
             Door::Closed => Decision::Closed(hall),
             _ => Decision::Wait(hall, presented, if claims { OnClaim::Yes } else { OnClaim::No }),
@@ -253,7 +253,7 @@ impl Gateway {
         else {
             return Decision::NotFound;
         };
-        if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.room.settings.origins) {
+        if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.settings.origins) {
             return Decision::Preflight(hall, answer);
         }
         let throttle = |over| match route {
@@ -274,11 +274,11 @@ impl Gateway {
     }
 
     /// What no room guards goes to the backend of the rest of the site, within the limit of its address.
-    fn ungated<'g>(&'g self, room: Option<&'g Arc<Room>>, arrival: &Arrival) -> Decision<'g> {
+    fn ungated<'g>(&'g self, room: Option<&'g Arc<config::Room>>, arrival: &Arrival) -> Decision<'g> {
         if let Err(over) = self.house.limits.address(arrival.address.network) {
             return Decision::Throttle(None, over);
         }
-        let origin = self.fallback.as_ref().or_else(|| room.map(|room| &room.settings.upstream));
+        let origin = self.fallback.as_ref().or_else(|| room.map(|room| &room.upstream));
         origin.map_or(Decision::NotFound, Decision::Pass)
     }
 
@@ -313,7 +313,7 @@ impl Gateway {
             }
             Decision::Wait(hall, presented, on_claim) => self.wait(hall, presented, on_claim, arrival).await?,
             Decision::Pass(origin) => self.forward(origin, None, arrival).await?,
-            Decision::Forward(hall, pass) => self.forward(&hall.room.settings.upstream, Some((hall, &pass)), arrival).await?,
+            Decision::Forward(hall, pass) => self.forward(&hall.settings.upstream, Some((hall, &pass)), arrival).await?,
             Decision::Claim(hall, pass) => self.buy(hall, &pass, arrival).await?,
         })
     }

@@ -41,7 +41,6 @@ pub struct Stood {
 #[derive(Debug)]
 pub struct Line {
     room: Arc<Room>,
-    terms: Terms,
     joins: Batcher<Joining, Stood>,
     departures: Batcher<Presence, ()>,
     positions: ArcSwap<Positions>,
@@ -55,7 +54,6 @@ impl Line {
         let (joins, joining) = batches(MAX_BATCH);
         let (departures, departing) = batches(MAX_BATCH);
         let line = Arc::new(Self {
-            terms: terms(&room),
             room,
             joins,
             departures,
@@ -93,16 +91,16 @@ impl Line {
     /// # Errors
     /// The store did not answer. Asking again gives the same admission.
     pub async fn redeem(&self, ticket: &str) -> Result<Redeemed, StoreFault> {
-        match self.room.store.redeem(&self.terms, ticket).await {
-            Err(StoreFault::Unknown(_)) => self.room.store.redeem(&self.terms, ticket).await,
+        match self.room.store.redeem(&self.terms(), ticket).await {
+            Err(StoreFault::Unknown(_)) => self.room.store.redeem(&self.terms(), ticket).await,
             other => other,
         }
     }
 
     /// How scripts are told to act.
     #[must_use]
-    pub fn terms(&self) -> &Terms {
-        &self.terms
+    pub fn terms(&self) -> Terms {
+        terms(&self.room)
     }
 
     /// How many live visitors are ahead of this place. None for a place in a line that has not been counted yet.
@@ -146,7 +144,7 @@ impl Line {
 /// How a room's settings tell its scripts to act.
 #[must_use]
 pub fn terms(room: &Room) -> Terms {
-    let settings = &room.settings;
+    let settings = room.settings();
     Terms {
         turn_ms: millis(settings.turn_ttl),
         admission_ms: millis(settings.admission_ttl),
@@ -160,7 +158,7 @@ pub fn terms(room: &Room) -> Terms {
 /// # Errors
 /// The store did not answer.
 pub async fn seed(room: &Room) -> Result<(), StoreFault> {
-    let settings = &room.settings;
+    let settings = room.settings();
     let lost = room.live().known;
     let seed = Seed {
         rate_milli: settings.rate.milli(),
@@ -173,12 +171,12 @@ pub async fn seed(room: &Room) -> Result<(), StoreFault> {
     let seeded = room.store.seed(&seed).await?;
     if seeded.fresh && lost {
         tracing::error!(
-            room = settings.id,
+            room = room.id,
             epoch = seeded.epoch,
             "the store lost the line: tickets are being put back, the door stays shut meanwhile"
         );
     } else if seeded.fresh {
-        tracing::info!(room = settings.id, epoch = seeded.epoch, "a new line begins");
+        tracing::info!(room = room.id, epoch = seeded.epoch, "a new line begins");
     }
     Ok(())
 }
@@ -210,7 +208,7 @@ async fn carry_joins(line: Arc<Line>, metrics: Arc<Metrics>, mut batches: Batche
 async fn join_all(line: &Line, tickets: &[Joining]) -> Result<Joined, StoreFault> {
     let store = &line.room.store;
     for _attempt in 0..3 {
-        match store.join(&line.terms, tickets).await {
+        match store.join(&line.terms(), tickets).await {
             Ok(Some(joined)) if joined.standings.len() == tickets.len() => return Ok(joined),
             Ok(Some(joined)) => {
                 return Err(StoreFault::Nonsense {
@@ -229,7 +227,7 @@ async fn join_all(line: &Line, tickets: &[Joining]) -> Result<Joined, StoreFault
 async fn carry_departures(line: Arc<Line>, mut batches: Batches<Presence, ()>) {
     while let Some(batch) = batches.next().await {
         let (changes, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match line.room.store.depart(&line.terms, &changes).await {
+        match line.room.store.depart(&line.terms(), &changes).await {
             Ok(()) => {
                 for answer in answers {
                     let _gone = answer.send(Ok(()));

@@ -20,12 +20,13 @@ use path::Readings;
 /// One waiting room.
 #[derive(Debug)]
 pub struct Room {
-    /// Its settings.
-    pub settings: config::Room,
+    /// Its name.
+    pub id: String,
     /// Its part of the store.
     pub store: RoomStore,
     /// The time.
     pub clock: Clock,
+    settings: ArcSwap<config::Room>,
     live: ArcSwap<Live>,
     frontier: AtomicU64,
     /// The epoch that the frontier is of. Held while the frontier is written.
@@ -69,9 +70,11 @@ pub enum Door {
 impl Room {
     /// A room of which nothing is known yet.
     #[must_use]
-    pub fn new(settings: config::Room, store: RoomStore, clock: Clock) -> Self {
+    pub fn new(settings: impl Into<Arc<config::Room>>, store: RoomStore, clock: Clock) -> Self {
+        let settings = settings.into();
         Self {
-            settings,
+            id: settings.id.clone(),
+            settings: ArcSwap::new(settings),
             store,
             clock,
             live: ArcSwap::default(),
@@ -79,6 +82,16 @@ impl Room {
             frontier_epoch: Mutex::new(0),
             skew_ms: AtomicI64::new(0),
         }
+    }
+
+    /// The settings in force. What is true for one request takes them once, from its hall.
+    pub fn settings(&self) -> Guard<Arc<config::Room>> {
+        self.settings.load()
+    }
+
+    /// Puts other settings in force. Where the room stands, and who waits in it, is not touched.
+    pub fn adopt(&self, settings: Arc<config::Room>) {
+        self.settings.store(settings);
     }
 
     /// How the room is now.
@@ -177,44 +190,33 @@ fn door(live: &Live, now_ms: UnixMs) -> Door {
 #[derive(Debug)]
 pub enum Guarded<'r> {
     /// This room, on its claim route.
-    Claim(&'r Arc<Room>),
+    Claim(&'r Arc<config::Room>),
     /// This room.
-    Room(&'r Arc<Room>),
+    Room(&'r Arc<config::Room>),
     /// This room's backend, past the room, by a bypass rule.
-    Bypass(&'r Arc<Room>),
+    Bypass(&'r Arc<config::Room>),
     /// Nobody. The first room of the same host, if any, tells where the rest of the site is.
-    Nobody(Option<&'r Arc<Room>>),
+    Nobody(Option<&'r Arc<config::Room>>),
 }
 
 /// All rooms, longest path first.
 #[derive(Debug)]
 pub struct Rooms {
-    rooms: Vec<Arc<Room>>,
+    rooms: Vec<Arc<config::Room>>,
     routes: Vec<(String, usize)>,
 }
 
 impl Rooms {
     /// These rooms.
     #[must_use]
-    pub fn new(rooms: Vec<Arc<Room>>) -> Self {
+    pub fn new(rooms: Vec<Arc<config::Room>>) -> Self {
         let mut routes: Vec<(String, usize)> = rooms
             .iter()
             .enumerate()
-            .flat_map(|(index, room)| room.settings.paths.iter().map(move |path| (path.clone(), index)))
+            .flat_map(|(index, room)| room.paths.iter().map(move |path| (path.clone(), index)))
             .collect();
         routes.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
         Self { rooms, routes }
-    }
-
-    /// The room of this name.
-    #[must_use]
-    pub fn named(&self, id: &str) -> Option<&Arc<Room>> {
-        self.rooms.iter().find(|room| room.settings.id == id)
-    }
-
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Room>> {
-        self.rooms.iter()
     }
 
     /// What guards this host and path.
@@ -223,22 +225,21 @@ impl Rooms {
         let mut on_host = None;
         for (path, index) in &self.routes {
             let room = &self.rooms[*index];
-            let settings = &room.settings;
-            if !settings.hosts.is_empty() && !settings.hosts.iter().any(|guarded| guarded == host) {
+            if !room.hosts.is_empty() && !room.hosts.iter().any(|guarded| guarded == host) {
                 continue;
             }
             on_host = on_host.or(Some(room));
-            if !readings.any_under(path, settings.ignore_case) {
+            if !readings.any_under(path, room.ignore_case) {
                 continue;
             }
-            if let Some(claim) = &settings.claim
-                && readings.any_is(&claim.path, settings.ignore_case)
+            if let Some(claim) = &room.claim
+                && readings.any_is(&claim.path, room.ignore_case)
             {
                 return Guarded::Claim(room);
             }
             let passes = readings
                 .only()
-                .is_some_and(|plain| settings.bypass.iter().any(|rule| path::bypasses(rule, plain)));
+                .is_some_and(|plain| room.bypass.iter().any(|rule| path::bypasses(rule, plain)));
             return if passes { Guarded::Bypass(room) } else { Guarded::Room(room) };
         }
         Guarded::Nobody(on_host)

@@ -157,7 +157,7 @@ impl Serving {
         let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
         own.run(|| {
             for hall in &halls {
-                let news = store.listen(&hall.room.settings.id);
+                let news = store.listen(&hall.room.id);
                 rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
             }
         });
@@ -265,7 +265,8 @@ async fn check_policy(store: &Store, private: bool) -> Result<(), StartFault> {
 }
 
 fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, rounds: &TaskTracker) -> Result<Arc<Hall>, StartFault> {
-    let room = Arc::new(Room::new(settings.clone(), store.room(&settings.id), clock.clone()));
+    let settings = Arc::new(settings.clone());
+    let room = Arc::new(Room::new(Arc::clone(&settings), store.room(&settings.id), clock.clone()));
     let line = Line::start(Arc::clone(&room), Arc::clone(&house.metrics), house.stop.draining.clone(), rounds);
     let login = settings.login.as_ref().map(Reader::new).transpose();
     Ok(Arc::new(Hall {
@@ -277,8 +278,9 @@ fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, ro
         routes: format!("{}/{}", house.prefix, settings.id),
         first_pages: DashMap::new(),
         sold_out_pages: DashMap::new(),
-        open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(settings)),
+        open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(&settings)),
         room,
+        settings,
     }))
 }
 
@@ -311,7 +313,7 @@ fn open_door(settings: &config::Room) -> DefaultDirectRateLimiter {
 
 fn ops_room(hall: &Hall) -> OpsRoom {
     OpsRoom {
-        id: hall.room.settings.id.clone(),
+        id: hall.room.id.clone(),
         store: hall.room.store.clone(),
         terms: terms(&hall.room),
     }

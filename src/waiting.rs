@@ -100,7 +100,7 @@ pub struct Asked {
 /// # Errors
 /// What broke, and whose fault it is.
 pub async fn answer(house: &House, hall: &Arc<Hall>, route: Route, asked: Asked) -> Result<Response<Body>, Fault> {
-    if let Some(refusal) = origin::refuse_foreign(&asked.head, route, &asked.authority, &hall.room.settings.origins) {
+    if let Some(refusal) = origin::refuse_foreign(&asked.head, route, &asked.authority, &hall.settings.origins) {
         return Ok(refusal);
     }
     let mut response = match route {
@@ -144,7 +144,7 @@ pub async fn stand(hall: &Hall, ticket: &Ticket, knock: Knock) -> Option<Stood> 
     match hall.line.join(joining).await {
         Ok(stood) => Some(stood),
         Err(fault) => {
-            tracing::debug!(room = hall.room.settings.id, %fault, "a ticket could not be looked up");
+            tracing::debug!(room = hall.room.id, %fault, "a ticket could not be looked up");
             None
         }
     }
@@ -180,7 +180,7 @@ pub fn place_of(stood: Option<Stood>) -> Option<(u64, Place)> {
 pub fn here(hall: &Hall, ticket: &str, place: Place) {
     if hall.feed.seen(ticket, place).is_err() {
         tracing::warn!(
-            room = hall.room.settings.id,
+            room = hall.room.id,
             "as many wait at this gateway as may: presence is not kept for more"
         );
     }

@@ -34,8 +34,8 @@ impl Gateway {
     pub(super) async fn buy(self: &Gateway, hall: &Arc<Hall>, pass: &Arc<Pass>, arrival: Arrival) -> Result<Response<Body>, Fault> {
         let refusal = Refusal::of(&arrival.head);
         let room = &hall.room;
-        let Some(settings) = &room.settings.claim else {
-            return Err(Fault::Us(format!("room {} has no claim route", room.settings.id)));
+        let Some(settings) = &hall.settings.claim else {
+            return Err(Fault::Us(format!("room {} has no claim route", room.id)));
         };
         let Arrival {
             head,
@@ -126,7 +126,7 @@ impl Gateway {
         let gateway = self.me().ok_or_else(|| Fault::Us("the gateway is gone".to_owned()))?;
         let hall = Arc::clone(hall);
         let sent = self.house.stop.tasks.spawn(async move {
-            let origin = hall.room.settings.upstream.clone();
+            let origin = hall.settings.upstream.clone();
             let outcome = gateway.send(&origin, added, arrival).await;
             gateway.conclude(&hall, (reservation.id, attempt), outcome).await
         });
@@ -178,7 +178,7 @@ impl Gateway {
     /// Writes the end of a claim down: now, or as soon as the store hears it, without keeping the buyer waiting.
     async fn write_down(&self, room: &Arc<Room>, end: End) {
         if let Err(fault) = conclude(room, &end).await {
-            tracing::warn!(room = room.settings.id, reservation = end.reservation, %fault, "the end of a claim is written down later");
+            tracing::warn!(room = room.id, reservation = end.reservation, %fault, "the end of a claim is written down later");
             self.write_down_later(room, end);
         }
     }
@@ -198,7 +198,7 @@ impl Gateway {
             "stock_unknown" => Notice::Unavailable,
             _ => Notice::BadRequest,
         };
-        refusal.say(&self.house, Some(&hall.room.settings.id), notice, problem)
+        refusal.say(&self.house, Some(&hall.room.id), notice, problem)
     }
 }
 

@@ -59,7 +59,7 @@ impl Gateway {
 
 /// Says who was let in, and where.
 pub(super) fn identify(hall: &Hall, pass: &Pass, added: &mut HeaderMap) {
-    for (name, value) in [(ROOM, hall.room.settings.id.as_str()), (USER, pass.admission.user.as_str())] {
+    for (name, value) in [(ROOM, hall.room.id.as_str()), (USER, pass.admission.user.as_str())] {
         if let Ok(value) = HeaderValue::from_str(value) {
             added.insert(name, value);
         }

@@ -103,7 +103,7 @@ impl Refusal {
 
     pub(super) fn closed(&self, house: &House, hall: &Hall) -> Response<Body> {
         let problem = Problem::new(StatusCode::FORBIDDEN, "closed", "The room is closed", "Nobody is let in any more.");
-        self.say(house, Some(&hall.room.settings.id), Notice::Closed, problem)
+        self.say(house, Some(&hall.room.id), Notice::Closed, problem)
     }
 
     /// The answer that nearly everybody gets: the same bytes for all, written once per language.
@@ -116,7 +116,7 @@ impl Refusal {
         let page = known.unwrap_or_else(|| {
             let page = NoticePage {
                 notice: Notice::SoldOut,
-                room: Some(&hall.room.settings.id),
+                room: Some(&hall.room.id),
                 here: Some(""), // one page for all addresses: an empty link leads to its own
                 retry_after_s: 0,
             };
@@ -135,7 +135,7 @@ impl Refusal {
             "Every unit is held by somebody who may still not pay; some may return.",
         )
         .header(RETRY_AFTER, 5);
-        self.say(house, Some(&hall.room.settings.id), Notice::AllHeld, problem)
+        self.say(house, Some(&hall.room.id), Notice::AllHeld, problem)
     }
 
     /// What broke, logged here, where it stops.

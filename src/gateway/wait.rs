@@ -47,7 +47,7 @@ impl Gateway {
         if *method != Method::GET {
             // A form was posted: nothing of it is kept or repeated. The person goes on with a page.
             let to = match on_claim {
-                OnClaim::Yes => hall.room.settings.paths.first().map_or("/", String::as_str),
+                OnClaim::Yes => hall.settings.paths.first().map_or("/", String::as_str),
                 OnClaim::No => target(&arrival.head),
             };
             return Ok(response::see_other(response::local(to)));
@@ -137,7 +137,7 @@ impl Gateway {
                 Ok(Redeemed::Admitted { until_ms }) => Some(until_ms),
                 Ok(Redeemed::Waiting | Redeemed::Gone(_) | Redeemed::Unknown) => None,
                 Err(fault) => {
-                    tracing::warn!(room = hall.room.settings.id, %fault, "a turn could not be taken");
+                    tracing::warn!(room = hall.room.id, %fault, "a turn could not be taken");
                     None
                 }
             },
@@ -147,7 +147,7 @@ impl Gateway {
 
     /// With the store lost, a room may be set to let people pass at its rate. Never a room with stock.
     fn open_door(&self, hall: &Hall, ticket: &Ticket, user: Option<&str>) -> Result<Option<Pass>, Fault> {
-        let settings = &hall.room.settings;
+        let settings = &hall.settings;
         let lost = !hall.room.live().store_up && settings.on_store_loss == OnStoreLoss::Open;
         if !lost || hall.open_door.as_ref().is_none_or(|limiter| limiter.check().is_err()) {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Gateway {
     /// In, with this very request: the page of the shop is the answer, and the cookies come with it.
     async fn let_in(&self, hall: &Arc<Hall>, ticket: &Ticket, pass: Pass, arrival: Arrival) -> Result<Response<Body>, Fault> {
         hall.feed.tell(&ticket.id, &Sight::of(&hall.room).admitted(pass.admission.until_ms));
-        let answer = self.forward(&hall.room.settings.upstream, Some((hall, &pass)), arrival).await;
+        let answer = self.forward(&hall.settings.upstream, Some((hall, &pass)), arrival).await;
         // Whatever the shop answers, even nothing: the admission was given, and must not be lost with a bad answer.
         let response = match answer {
             Ok(response) => response,
@@ -180,7 +180,7 @@ impl Gateway {
         let sight = Sight::of(&hall.room);
         let place = presented.ticket.as_ref().map(|ticket| ticket.place).filter(|place| *place > 0);
         let view = sight.waiting(&hall.line, place);
-        let page = hall.room.settings.paths.first().map_or("/", String::as_str);
+        let page = hall.settings.paths.first().map_or("/", String::as_str);
         let retry_after_s = view.poll_after_s;
         let problem = Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
@@ -188,7 +188,7 @@ impl Gateway {
             "There is a line",
             "Wait at one of these addresses.",
         )
-        .with("room", hall.room.settings.id.as_str())
+        .with("room", hall.room.id.as_str())
         .with("page_url", page)
         .with("status_url", format!("{}/status", hall.routes))
         .with("events_url", format!("{}/events", hall.routes))
@@ -226,7 +226,7 @@ fn first_page(house: &House, hall: &Hall, refusal: &Refusal) -> Response<Body> {
         Some(page) => page.html,
         None => {
             let page = WaitingPage {
-                room: &hall.room.settings.id,
+                room: &hall.room.id,
                 routes: &hall.routes,
                 view: &sight.waiting(&hall.line, None),
                 // Empty leads back to the page itself: this one stands at many addresses.
@@ -254,7 +254,7 @@ fn first_page(house: &House, hall: &Hall, refusal: &Refusal) -> Response<Body> {
 fn waiting_page(house: &House, hall: &Hall, refusal: &Refusal, view: &View, (has_place, cookieless): (bool, bool)) -> Response<Body> {
     let language = refusal.language(house);
     let page = WaitingPage {
-        room: &hall.room.settings.id,
+        room: &hall.room.id,
         routes: &hall.routes,
         view,
         here: refusal.here().unwrap_or("/"),

@@ -51,6 +51,8 @@ pub struct House {
 /// One room, its line and its feed.
 #[derive(Debug)]
 pub struct Hall {
+    /// The room's settings in force.
+    pub settings: Arc<config::Room>,
     /// The room.
     pub room: Arc<Room>,
     /// Its line.
@@ -112,7 +114,7 @@ impl Hall {
     /// The address has sent too many bad signatures.
     pub fn identify(&self, house: &House, address: Address, headers: &HeaderMap) -> Result<Presented, Over> {
         let now_ms = self.room.now_ms();
-        let id = &self.room.settings.id;
+        let id = &self.room.id;
         let mut presented = Presented {
             user: self.login.as_ref().and_then(|login| login.user(headers, address, now_ms)),
             ..Presented::default()
@@ -145,7 +147,7 @@ impl Hall {
     /// Where the room reads a login, a ticket or an admission of another user is not this visitor's.
     fn match_login(&self, house: &House, presented: &mut Presented) {
         let Some(user) = &presented.user else { return };
-        let id = house.tokens.ticket_id(&self.room.settings.id, Some(user));
+        let id = house.tokens.ticket_id(&self.room.id, Some(user));
         presented.ticket = presented.ticket.take().filter(|ticket| ticket.id == id);
         presented.pass = presented.pass.take().filter(|pass| pass.admission.user == *user);
     }
@@ -154,7 +156,7 @@ impl Hall {
     #[must_use]
     pub fn new_ticket(&self, house: &House, user: Option<&str>) -> Ticket {
         Ticket {
-            id: house.tokens.ticket_id(&self.room.settings.id, user),
+            id: house.tokens.ticket_id(&self.room.id, user),
             epoch: 0,
             place: 0,
             arrived_ms: self.room.now_ms(),
@@ -164,7 +166,7 @@ impl Hall {
     /// Sets the ticket's cookie.
     pub fn set_ticket(&self, house: &House, ticket: &Ticket, head: &mut Parts) {
         let now_ms = self.room.now_ms();
-        match house.tokens.sign_ticket(&self.room.settings.id, ticket, now_ms) {
+        match house.tokens.sign_ticket(&self.room.id, ticket, now_ms) {
             Ok(token) => set(
                 head,
                 cookie::set(house.cookies, &self.names.ticket, &token, house.tokens.ticket_ttl_s()),
@@ -196,7 +198,7 @@ impl Hall {
             epoch: self.room.live().shown.epoch,
             until_ms,
         };
-        let signed = house.tokens.sign_admission(&self.room.settings, admission, self.room.now_ms());
+        let signed = house.tokens.sign_admission(&self.settings, admission, self.room.now_ms());
         signed.map_err(|fault| Fault::Us(format!("an admission could not be signed: {fault}")))
     }
 

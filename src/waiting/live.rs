@@ -107,7 +107,7 @@ impl Feed {
         if here.closing {
             return Err(Full);
         }
-        here.greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)?;
+        here.greet(ticket, place, self.room.clock.now_ms(), self.room.settings().max_waiters)?;
         if let Some(guest) = here.present.get_mut(ticket) {
             guest.seats.push(Arc::clone(&seat));
         }
@@ -126,7 +126,7 @@ impl Feed {
     /// As many are kept waiting here as may be.
     pub fn seen(&self, ticket: &str, place: Place) -> Result<(), Full> {
         self.here()
-            .greet(ticket, place, self.room.clock.now_ms(), self.room.settings.max_waiters)
+            .greet(ticket, place, self.room.clock.now_ms(), self.room.settings().max_waiters)
     }
 
     /// Whoever polls is told no worse number than before: a bound may grow while the last block of places still fills.
@@ -192,7 +192,7 @@ impl Feed {
     /// These were called although the frontier was past them already.
     pub fn called_late(&self, tickets: &[String]) {
         let sight = Sight::of(&self.room);
-        let view = sight.turn(sight.now_ms + millis(self.room.settings.turn_ttl));
+        let view = sight.turn(sight.now_ms + millis(self.room.settings().turn_ttl));
         for ticket in tickets {
             self.tell(ticket, &view);
         }
@@ -218,7 +218,7 @@ impl Feed {
     #[must_use]
     pub fn gone_quiet(&self) -> Vec<Presence> {
         let now_ms = self.room.clock.now_ms();
-        let away_after_ms = millis(self.room.settings.away_after);
+        let away_after_ms = millis(self.room.settings().away_after);
         let mut away = Vec::new();
         self.here().present.retain(|ticket, guest| {
             let quiet = guest.seats.is_empty() && guest.seen_ms + away_after_ms <= now_ms;
@@ -280,7 +280,7 @@ impl Feed {
         }
         let rest = here.waiting.split_off(&(frontier + 1, 0));
         let called = std::mem::replace(&mut here.waiting, rest);
-        let view = sight.turn(sight.now_ms + millis(self.room.settings.turn_ttl));
+        let view = sight.turn(sight.now_ms + millis(self.room.settings().turn_ttl));
         let message = Message::new(&view);
         for (_, seat) in called {
             seat.turn_until_ms.store(view.turn_until_ms.unwrap_or(0), Relaxed);

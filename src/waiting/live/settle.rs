@@ -38,7 +38,7 @@ impl Feed {
         };
         seats.sort_by_key(|seat| seat.place.load(Relaxed));
         tracing::warn!(
-            room = self.room.settings.id,
+            room = self.room.id,
             epoch,
             streams = seats.len(),
             "a new line: those who wait here are put back"
