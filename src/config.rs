@@ -69,7 +69,7 @@ pub struct Server {
     pub workers: usize,
     /// Open connections at most. The machine's limit on open files may lower it.
     pub max_connections: usize,
-    /// Open connections per address (v4 address or v6 /64) at most.
+    /// Open connections per address (v4 address, or v6 network as in [`Client::ipv6_prefix`]) at most.
     pub max_connections_per_address: usize,
     /// How long a new connection may take to send the head of its request.
     pub header_timeout: Duration,
@@ -83,6 +83,8 @@ pub struct Server {
     pub max_headers: usize,
     /// Bytes of a request body at most.
     pub max_body_bytes: u64,
+    /// Requests at once on one HTTP/2 connection at most.
+    pub max_streams: u32,
     /// How long a stopping gateway waits for requests in flight.
     pub drain_timeout: Duration,
 }

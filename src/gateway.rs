@@ -4,7 +4,7 @@
 //! ordered by cost: nothing before `act` leaves this process, so a flood is refused without a word to the store.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
@@ -21,7 +21,7 @@ use crate::room::{Door, Guarded, Rooms};
 use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
 use crate::upstream::Upstreams;
-use crate::visitor::{Address, X_FORWARDED_FOR};
+use crate::visitor::{Address, Peer, X_FORWARDED_FOR};
 use crate::waiting::hall::{Hall, House, Presented};
 use crate::waiting::{self, Asked, Route};
 
@@ -93,7 +93,7 @@ struct Arrival {
     head: Parts,
     body: Body,
     address: Address,
-    peer: SocketAddr,
+    peer: IpAddr,
     host: Host,
 }
 
@@ -131,10 +131,11 @@ impl Gateway {
     }
 
     /// Answers a request, whatever happens.
-    pub async fn handle(self: Arc<Self>, request: Request<Body>, peer: SocketAddr) -> Response<Body> {
+    pub async fn handle(self: Arc<Self>, request: Request<Body>, peer: Peer) -> Response<Body> {
         let checked = intake::check(&request);
         let (head, body) = request.into_parts();
         let address = Address::find(&self.client, peer, &head.headers);
+        let peer = peer.address.ip();
         self.warn_of_proxy(address, peer, &head);
         let asker = Refusal::of(&head);
         let outcome = match checked {
@@ -154,15 +155,15 @@ impl Gateway {
     }
 
     /// Behind a proxy that is not listed all visitors look like one, and share one limit: the mistake everybody makes once, said once.
-    fn warn_of_proxy(&self, address: Address, peer: SocketAddr, head: &Parts) {
-        let near = match peer.ip() {
+    fn warn_of_proxy(&self, address: Address, peer: IpAddr, head: &Parts) {
+        let near = match peer {
             IpAddr::V4(ip) => ip.is_private() || ip.is_loopback(),
             IpAddr::V6(ip) => ip.is_loopback() || ip.is_unique_local(),
         };
         let unlisted = !address.trusted_peer && near && head.headers.contains_key(X_FORWARDED_FOR);
         if unlisted && !self.warned_of_proxy.swap(true, Relaxed) {
             tracing::warn!(
-                peer = %peer.ip(),
+                %peer,
                 "requests come through a proxy that client.trusted_proxies does not list: all its visitors count as one address"
             );
         }

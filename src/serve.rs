@@ -25,7 +25,7 @@ use crate::ops::{Ops, OpsRoom};
 use crate::queue::{Line, terms};
 use crate::response::pages::{Pages, PagesError};
 use crate::room::Room;
-use crate::server::{self, ConnectionLimits};
+use crate::server::{self, ListenerSettings, Live, PortUse};
 use crate::stop::Stop;
 use crate::store::embedded::{Embedded, EmbeddedFault};
 use crate::store::{Store, StoreOptions};
@@ -40,6 +40,9 @@ use crate::waiting::live::Feed;
 
 /// How long a store of yours is waited for at start before requests are answered without it.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+
+/// How long operators' requests in flight are waited for when everything else has ended.
+const LAST_ANSWER: Duration = Duration::from_secs(1);
 
 /// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
@@ -167,18 +170,17 @@ impl Serving {
         let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
         let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
 
-        let mut limits = ConnectionLimits::new(&config.server, &config.client);
-        limits.max_connections = affordable(config.server.max_connections);
+        let settings = ListenerSettings::public(&config, affordable(config.server.max_connections));
+        let operators_live = Live::new(ListenerSettings::plain(settings.limits.clone()));
+        let live = Live::new(settings);
         say_hello(&config, (public_address, operators_address), embedded.is_some());
         // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
         let operators_stop = Stop::new();
-        let operators_server = server::serve(operators, limits.clone(), operators_stop.clone(), move |request, _peer| {
+        let operators_server = server::serve(operators, operators_live, operators_stop.clone(), move |request, _peer| {
             let ops = Arc::clone(&ops);
             async move { ops.handle(request).await }
         });
-        let public_server = server::serve(public, limits, stop, move |request, peer| {
-            Arc::clone(&gateway).handle(request, peer)
-        });
+        let public_server = server::serve(public, live, stop, move |request, peer| Arc::clone(&gateway).handle(request, peer));
         Ok(Self {
             public: public_address,
             operators: operators_address,
@@ -197,8 +199,11 @@ impl Serving {
     pub async fn ended(self) {
         let _public = self.public_server.await;
         self.operators_stop.draining.cancel();
-        self.operators_stop.cut.cancel();
-        let _operators = self.operators_server.await;
+        let mut operators = self.operators_server;
+        if tokio::time::timeout(LAST_ANSWER, &mut operators).await.is_err() {
+            self.operators_stop.cut.cancel();
+            let _operators = operators.await;
+        }
         self.rounds.close();
         self.rounds.wait().await;
         self.store.close();
@@ -223,7 +228,7 @@ fn house(config: &Config, clock: &Clock, stop: &Stop) -> Result<House, StartFaul
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, StartFault> {
-    server::listen(address).map_err(|fault| StartFault::Listen(address, fault))
+    server::listen(address, PortUse::Alone).map_err(|fault| StartFault::Listen(address, fault))
 }
 
 async fn open_embedded(settings: &config::Store) -> Result<(Option<Embedded>, String), StartFault> {

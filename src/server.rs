@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{Request, Response};
-use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,17 +20,19 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use crate::body::Body;
-use crate::config;
 pub use crate::stop::Stop;
+pub use crate::visitor::Peer;
 
 mod activity;
 mod answer;
 mod connection;
 pub mod files;
+mod settings;
 mod slots;
 mod socket;
 
 use connection::Builders;
+pub use settings::{ConnectionLimits, ListenerSettings, Live};
 use slots::{Slots, Taken};
 
 /// Connections the kernel holds for us while we are busy.
@@ -52,55 +53,30 @@ const DEAD_PEER: Duration = Duration::from_secs(30);
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nCache-Control: no-store\r\n\
     Content-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// Limits on the connections of one listener.
-#[derive(Clone, Debug)]
-pub struct ConnectionLimits {
-    /// Open connections at most.
-    pub max_connections: usize,
-    /// Open connections per address (v4 address or v6 /64) at most.
-    pub max_connections_per_address: usize,
-    /// Networks whose addresses are not counted on their own: the trusted proxies.
-    pub trusted_proxies: Vec<IpNet>,
-    /// For the first head from the connection's start, and for any later one from its first byte.
-    pub header_timeout: Duration,
-    /// How long a connection may stay idle between requests.
-    pub idle_timeout: Duration,
-    /// The longest pause inside a request body, and the longest time a client may refuse to read an answer.
-    pub body_timeout: Duration,
-    /// Bytes of a request head at most.
-    pub max_header_bytes: usize,
-    /// Header fields of a request at most.
-    pub max_headers: usize,
-    /// Bytes of a request body at most.
-    pub max_body_bytes: u64,
-    /// How long a stop waits for what is being answered.
-    pub drain_timeout: Duration,
+/// What the connections of one listener share, as long as the settings stay.
+struct Shared {
+    settings: Arc<ListenerSettings>,
+    stop: Stop,
+    builders: Builders,
 }
 
-impl ConnectionLimits {
-    /// The limits of the settings.
-    #[must_use]
-    pub fn new(server: &config::Server, client: &config::Client) -> Self {
-        Self {
-            max_connections: server.max_connections,
-            max_connections_per_address: server.max_connections_per_address,
-            trusted_proxies: client.trusted_proxies.clone(),
-            header_timeout: server.header_timeout,
-            idle_timeout: server.idle_timeout,
-            body_timeout: server.body_timeout,
-            max_header_bytes: server.max_header_bytes,
-            max_headers: server.max_headers,
-            max_body_bytes: server.max_body_bytes,
-            drain_timeout: server.drain_timeout,
-        }
+impl Shared {
+    fn new(settings: Arc<ListenerSettings>, stop: Stop, connections: TaskTracker) -> Arc<Self> {
+        Arc::new(Self {
+            builders: Builders::new(&settings.limits, connections),
+            settings,
+            stop,
+        })
     }
 }
 
-/// What the connections of one listener share.
-struct Shared {
-    limits: ConnectionLimits,
-    stop: Stop,
-    builders: Builders,
+/// Whether a port belongs to one listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortUse {
+    /// To this one: a second is told that the port is taken.
+    Alone,
+    /// To several of this process, among which the kernel deals out what comes in (`SO_REUSEPORT`).
+    Shared,
 }
 
 /// Opens a listener. Must be called inside a tokio runtime.
@@ -108,9 +84,12 @@ struct Shared {
 /// # Errors
 ///
 /// What the machine says: the address is taken, or not ours.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn listen(address: SocketAddr, port: PortUse) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
+    if port == PortUse::Shared {
+        socket.set_reuse_port(true)?;
+    }
     if address.is_ipv6() {
         socket.set_only_v6(false)?; // [::] is everybody, v4 too
     }
@@ -126,65 +105,54 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves a listener until `stop` begins, then drains it, and returns when all is over: every connection, and every task of [`Stop::tasks`].
 ///
-/// `handle` is given a request whose body is already limited ([`crate::intake::limit`]) and the address of the peer, IPv4-mapped IPv6 as IPv4. It
+/// `handle` is given a request whose body is already limited ([`crate::intake::limit`]) and the peer, whose IPv4-mapped IPv6 address is IPv4. It
 /// is dropped when its client leaves: what must be finished belongs into a task of its own.
-pub async fn serve<H, F>(listener: TcpListener, limits: ConnectionLimits, stop: Stop, handle: H)
+pub async fn serve<H, F>(listener: TcpListener, live: Arc<Live>, stop: Stop, handle: H)
 where
-    H: Fn(Request<Body>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let connections = TaskTracker::new();
-    let drain_timeout = limits.drain_timeout;
     let door = Door {
-        slots: Slots::new(
-            limits.max_connections,
-            limits.max_connections_per_address,
-            limits.trusted_proxies.clone(),
-        ),
+        slots: Arc::clone(&live.slots),
         refusals: Arc::new(Semaphore::new(REFUSALS)),
-        shared: Arc::new(Shared {
-            builders: Builders::new(&limits, connections.clone()),
-            limits,
-            stop: stop.clone(),
-        }),
+        shared: Shared::new(live.settings(), stop.clone(), connections.clone()),
+        live: Arc::clone(&live),
         connections: connections.clone(),
         handle,
         turned_away: Grumble::default(),
     };
     accept(listener, door, &stop).await;
 
+    drain(&connections, &stop, live.look().limits.drain_timeout).await;
+}
+
+/// Waits for the end of everything; what has not ended when the limit has passed is cut.
+async fn drain(connections: &TaskTracker, stop: &Stop, limit: Duration) {
     connections.close();
     stop.tasks.close();
-    let over = async {
+    let over = || async {
         connections.wait().await;
         stop.tasks.wait().await;
     };
-    let all_over = tokio::select! {
-        () = over => true,
-        () = sleep(drain_timeout) => false,
-        () = stop.cut.cancelled() => false,
-    };
-    if !all_over {
-        tracing::warn!(
-            connections = connections.len(),
-            tasks = stop.tasks.len(),
-            "cutting what has not ended"
-        );
-        stop.cut.cancel();
-        let over = async {
-            connections.wait().await;
-            stop.tasks.wait().await;
-        };
-        if timeout(LAST_CALL, over).await.is_err() {
-            tracing::warn!(connections = connections.len(), tasks = stop.tasks.len(), "these do not end");
+    tokio::select! {
+        biased;
+        () = over() => return,
+        () = stop.cut.cancelled() => {} // whoever asked for it has said so
+        () = sleep(limit) => {
+            tracing::warn!(connections = connections.len(), tasks = stop.tasks.len(), "cutting what has not ended");
+            stop.cut.cancel();
         }
+    }
+    if timeout(LAST_CALL, over()).await.is_err() {
+        tracing::warn!(connections = connections.len(), tasks = stop.tasks.len(), "these do not end");
     }
 }
 
 /// Accepts until the drain begins, and then what already waits at the door.
 async fn accept<H, F>(listener: TcpListener, mut door: Door<H>, stop: &Stop)
 where
-    H: Fn(Request<Body>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let mut out_of_files = Grumble::default();
@@ -226,6 +194,7 @@ fn is_one_connection(error: &io::Error) -> bool {
 struct Door<H> {
     slots: Arc<Slots>,
     refusals: Arc<Semaphore>,
+    live: Arc<Live>,
     shared: Arc<Shared>,
     connections: TaskTracker,
     handle: H,
@@ -234,18 +203,28 @@ struct Door<H> {
 
 impl<H, F> Door<H>
 where
-    H: Fn(Request<Body>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+    H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     fn admit(&mut self, io: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let _ = io.set_nodelay(true); // fails only on a socket that is gone already
-        match self.slots.take(peer.ip()) {
+        self.follow_settings();
+        match self.slots.take(peer.ip(), &self.shared.settings.limits) {
             Ok(slot) => {
+                let peer = Peer { address: peer, tls: false };
                 let serving = connection::run(io, peer, slot, Arc::clone(&self.shared), self.handle.clone());
                 self.connections.spawn(serving);
             }
             Err(taken) => self.refuse(io, peer, taken),
+        }
+    }
+
+    /// Takes up settings that were exchanged since the last connection came.
+    fn follow_settings(&mut self) {
+        let settings = self.live.look();
+        if !Arc::ptr_eq(&settings, &self.shared.settings) {
+            self.shared = Shared::new(Arc::clone(&settings), self.shared.stop.clone(), self.connections.clone());
         }
     }
 

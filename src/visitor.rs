@@ -21,6 +21,15 @@ const MAX_HOPS: usize = 32;
 /// Cookies of one name that are tried at most.
 const MAX_SAME_COOKIES: usize = 4;
 
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address; where a load balancer names the client's before the connection's first byte (PROXY protocol), that one.
+    pub address: SocketAddr,
+    /// The connection itself is TLS, and ends here.
+    pub tls: bool,
+}
+
 /// Where a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -30,29 +39,27 @@ pub struct Address {
     pub network: IpAddr,
     /// The peer is a proxy of ours: what it says of the client is believed.
     pub trusted_peer: bool,
-    /// The client spoke TLS to the proxy in front of us.
+    /// The client spoke TLS: to us, or to the trusted proxy in front of us, whose word it is then.
     pub https: bool,
 }
 
 impl Address {
     /// Finds the address of a request that `peer` sent.
     #[must_use]
-    pub fn find(settings: &config::Client, peer: SocketAddr, headers: &HeaderMap) -> Self {
-        let peer = peer.ip().to_canonical();
+    pub fn find(settings: &config::Client, peer: Peer, headers: &HeaderMap) -> Self {
+        let Peer { address, tls } = peer;
+        let peer = address.ip().to_canonical();
         let trusted_peer = trusts(&settings.trusted_proxies, peer);
         let ip = if trusted_peer {
             behind_proxies(settings, peer, headers)
         } else {
             peer
         };
-        let https = trusted_peer
-            && headers
-                .get_all(X_FORWARDED_PROTO)
-                .iter()
-                .next_back()
-                .and_then(|value| value.to_str().ok())
-                .and_then(|value| value.rsplit(',').next())
-                .is_some_and(|value| value.trim().eq_ignore_ascii_case("https"));
+        let told = headers.get_all(X_FORWARDED_PROTO).iter().next_back().filter(|_| trusted_peer);
+        let https = told.map_or(tls, |value| {
+            let nearest = value.to_str().ok().and_then(|value| value.rsplit(',').next());
+            nearest.is_some_and(|value| value.trim().eq_ignore_ascii_case("https"))
+        });
         Self {
             ip,
             network: network(ip, settings.ipv6_prefix),
@@ -153,7 +160,11 @@ mod tests {
         for (name, value) in lines {
             headers.append(*name, value.parse().unwrap());
         }
-        let address = Address::find(settings, SocketAddr::new(peer.parse().unwrap(), 1), &headers);
+        let peer = Peer {
+            address: SocketAddr::new(peer.parse().unwrap(), 1),
+            tls: false,
+        };
+        let address = Address::find(settings, peer, &headers);
         address.network.to_string()
     }
 
@@ -176,6 +187,24 @@ mod tests {
             "10.0.0.1"
         );
         assert_eq!(found(&one, "::ffff:10.0.0.1", &[(xff, "[2001:db8::1]:443")]), "2001:db8::");
+    }
+
+    /// Whoever speaks TLS to us is on https, and a trusted proxy's word decides about those behind it; nobody else's does.
+    #[test]
+    fn https_is_our_own_tls_or_a_trusted_proxys_word() {
+        let one = settings(&["10.0.0.0/8"], config::ForwardedHeader::XForwardedFor);
+        let https = |peer: &str, tls, told: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(told) = told {
+                headers.insert(X_FORWARDED_PROTO, told.parse().unwrap());
+            }
+            let address = SocketAddr::new(peer.parse().unwrap(), 1);
+            Address::find(&one, Peer { address, tls }, &headers).https
+        };
+        assert!(https("9.9.9.9", true, None) && https("9.9.9.9", true, Some("http")));
+        assert!(!https("9.9.9.9", false, None) && !https("9.9.9.9", false, Some("https")));
+        assert!(https("10.0.0.1", true, None) && https("10.0.0.1", false, Some("http, https")));
+        assert!(!https("10.0.0.1", true, Some("http")) && !https("10.0.0.1", false, None));
     }
 
     #[test]

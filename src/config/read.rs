@@ -125,6 +125,7 @@ fn read_server(section: &Section<'_>) -> Option<(Server, Option<http::Uri>)> {
         max_header_bytes: section.get("max_header", sized(8 << 10, 1 << 20))?,
         max_headers: section.get("max_headers", counted(10, 10_000))?,
         max_body_bytes: section.get("max_body", size(0, 1 << 40))?,
+        max_streams: section.get("max_streams", |value| Ok(u32::try_from(count(1, 10_000)(value)?).unwrap_or(100)))?,
         drain_timeout: section.get("drain_timeout", duration)?,
     };
     section.finish();

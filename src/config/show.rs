@@ -106,6 +106,7 @@ fn show_server(page: &mut Page, server: &Server, fallback: Option<&http::Uri>) {
     page.size("max_header", server.max_header_bytes as u64);
     page.bare("max_headers", &server.max_headers);
     page.size("max_body", server.max_body_bytes);
+    page.bare("max_streams", &server.max_streams);
     page.time("drain_timeout", server.drain_timeout);
 }
 

@@ -44,7 +44,7 @@ impl Gateway {
         let outgoing = Outgoing {
             origin,
             client: arrival.address.ip,
-            peer: arrival.peer.ip(),
+            peer: arrival.peer,
             scheme: if arrival.address.https { "https" } else { "http" },
             trusted_peer: arrival.address.trusted_peer,
             added,

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use super::activity::{Activity, Patience};
 use super::answer::{Answer, Streams};
 use super::slots::Slot;
 use super::socket::{Socket, Spoken};
-use super::{ConnectionLimits, Shared};
+use super::{ConnectionLimits, Peer, Shared};
 use crate::body::Body;
 use crate::intake;
 
@@ -68,7 +67,7 @@ impl Builders {
         let mut http2 = http2::Builder::new(Tracked(connections));
         http2
             .timer(TokioTimer::new())
-            .max_concurrent_streams(100)
+            .max_concurrent_streams(limits.max_streams)
             .max_pending_accept_reset_streams(20)
             .max_local_error_reset_streams(100)
             .max_header_list_size(u32::try_from(limits.max_header_bytes).unwrap_or(u32::MAX))
@@ -84,7 +83,7 @@ impl Builders {
 /// Everything that one connection needs to answer.
 struct Desk<H> {
     handle: H,
-    peer: SocketAddr,
+    peer: Peer,
     activity: Arc<Activity>,
     streams: Option<Streams>,
     upload: intake::Limits,
@@ -92,13 +91,13 @@ struct Desk<H> {
 }
 
 /// Serves one connection to its end.
-pub(super) async fn run<H, F>(io: TcpStream, peer: SocketAddr, slot: Slot, shared: Arc<Shared>, handle: H)
+pub(super) async fn run<H, F>(io: TcpStream, peer: Peer, slot: Slot, shared: Arc<Shared>, handle: H)
 where
-    H: Fn(Request<Body>, SocketAddr) -> F + Send + Sync + 'static,
+    H: Fn(Request<Body>, Peer) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let activity = Activity::new();
-    let limits = &shared.limits;
+    let limits = &shared.settings.limits;
     let mut socket = Socket::new(io, Arc::clone(&activity), limits.body_timeout, slot);
     let Some(spoken) = first_words(&mut socket, &shared).await else {
         return;
@@ -140,7 +139,7 @@ async fn first_words(socket: &mut Socket, shared: &Shared) -> Option<Spoken> {
         tokio::time::sleep(FAREWELL).await; // it may have sent its request before it could know
     };
     tokio::select! {
-        heard = timeout(shared.limits.header_timeout, socket.listen_in()) => heard.ok()?.ok()?,
+        heard = timeout(shared.settings.limits.header_timeout, socket.listen_in()) => heard.ok()?.ok()?,
         () = draining => None,
         () = shared.stop.cut.cancelled() => None,
     }
@@ -177,7 +176,7 @@ where
 /// Drives a connection until it ends, its patience does, or the gateway stops.
 async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, streams: Option<&Streams>) {
     let mut connection = pin!(connection);
-    let limits = &shared.limits;
+    let limits = &shared.settings.limits;
     let patience = Patience {
         head: limits.header_timeout,
         idle: limits.idle_timeout,
@@ -224,7 +223,7 @@ async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, 
 
 impl<H, F> Desk<H>
 where
-    H: Fn(Request<Body>, SocketAddr) -> F,
+    H: Fn(Request<Body>, Peer) -> F,
     F: Future<Output = Response<Body>>,
 {
     async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {

@@ -1,17 +1,15 @@
 //! How many connections may be open, in all and per address. A slot is a guard: it comes back when it is dropped, wherever that happens.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ipnet::IpNet;
+use super::settings::ConnectionLimits;
+use crate::visitor::network;
 
-/// The counts, shared by the accept loop and every open slot.
-#[derive(Debug)]
+/// The counts, shared by the accept loops and every open slot.
+#[derive(Debug, Default)]
 pub(super) struct Slots {
-    most: usize,
-    most_per_address: usize,
-    exempt: Vec<IpNet>,
     open: Mutex<Open>,
 }
 
@@ -38,30 +36,26 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    /// Addresses in `exempt` (trusted proxies: they carry everybody) are counted in all but not on their own.
-    pub(super) fn new(most: usize, most_per_address: usize, exempt: Vec<IpNet>) -> Arc<Self> {
-        Arc::new(Self {
-            most,
-            most_per_address,
-            exempt,
-            open: Mutex::default(),
-        })
+    pub(super) fn new() -> Arc<Self> {
+        Arc::default()
     }
 
-    /// A slot for a connection from this address.
-    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Slot, Taken> {
+    /// A slot for a connection from this address, where these limits have one left. Trusted proxies carry everybody: they are counted in all but
+    /// not on their own.
+    pub(super) fn take(self: &Arc<Self>, address: IpAddr, limits: &ConnectionLimits) -> Result<Slot, Taken> {
         let address = address.to_canonical();
-        let key = (!self.exempt.iter().any(|net| net.contains(&address))).then(|| network(address));
+        let carries_everybody = limits.trusted_proxies.iter().any(|net| net.contains(&address));
+        let key = (!carries_everybody).then(|| network(address, limits.ipv6_prefix));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.all >= self.most {
+        if open.all >= limits.max_connections {
             return Err(Taken::All);
         }
         if let Some(key) = key {
-            let mine = open.by_address.entry(key).or_default();
-            if *mine >= self.most_per_address {
-                return Err(Taken::ByAddress); // the entry is not new: the limit is at least one
+            let mine = open.by_address.get(&key).copied().unwrap_or_default();
+            if mine >= limits.max_connections_per_address {
+                return Err(Taken::ByAddress);
             }
-            *mine += 1;
+            open.by_address.insert(key, mine + 1);
         }
         open.all += 1;
         Ok(Slot {
@@ -85,41 +79,56 @@ impl Drop for Slot {
     }
 }
 
-/// What counts as one address: a v4 address, or the /64 of a v6 one.
-fn network(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
 
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
 
+    fn limits(most: usize, most_per_address: usize) -> ConnectionLimits {
+        let defaults = config::parse("client.trusted_proxies = [\"10.0.0.0/8\"]", "test.toml".as_ref()).unwrap();
+        ConnectionLimits {
+            max_connections: most,
+            max_connections_per_address: most_per_address,
+            ..ConnectionLimits::new(&defaults.server, &defaults.client)
+        }
+    }
+
     #[test]
     fn slots_come_back_and_a_network_is_one_address() {
-        let slots = Slots::new(3, 2, vec!["10.0.0.0/8".parse().unwrap()]);
-        let first = slots.take(address("2001:db8::1")).unwrap();
-        let _second = slots.take(address("2001:db8::2")).unwrap();
-        assert_eq!(slots.take(address("2001:db8::3")).unwrap_err(), Taken::ByAddress);
-        let _third = slots.take(address("192.0.2.1")).unwrap();
-        assert_eq!(slots.take(address("192.0.2.2")).unwrap_err(), Taken::All);
+        let (slots, limits) = (Slots::new(), limits(3, 2));
+        let first = slots.take(address("2001:db8::1"), &limits).unwrap();
+        let _second = slots.take(address("2001:db8::2"), &limits).unwrap();
+        assert_eq!(slots.take(address("2001:db8::3"), &limits).unwrap_err(), Taken::ByAddress);
+        let _third = slots.take(address("192.0.2.1"), &limits).unwrap();
+        assert_eq!(slots.take(address("192.0.2.2"), &limits).unwrap_err(), Taken::All);
         drop(first);
-        assert!(slots.take(address("2001:db8::3")).is_ok());
-        assert!(slots.take(address("::ffff:192.0.2.1")).is_ok());
+        assert!(slots.take(address("2001:db8::3"), &limits).is_ok());
+        assert!(slots.take(address("::ffff:192.0.2.1"), &limits).is_ok());
         assert_eq!(slots.open.lock().unwrap().by_address.len(), 2);
+    }
+
+    /// What counts as one network is a setting; here a provider gives each household a /56.
+    #[test]
+    fn the_size_of_a_network_is_the_settings_own() {
+        let (slots, mut limits) = (Slots::new(), limits(9, 1));
+        let _first = slots.take(address("2001:db8:0:1::1"), &limits).unwrap();
+        let second = slots.take(address("2001:db8:0:2::1"), &limits);
+        assert!(second.is_ok(), "another /64");
+        drop(second);
+        limits.ipv6_prefix = 56;
+        let _third = slots.take(address("2001:db8:0:101::1"), &limits).unwrap();
+        assert_eq!(slots.take(address("2001:db8:0:1ff::1"), &limits).unwrap_err(), Taken::ByAddress);
     }
 
     #[test]
     fn a_trusted_proxy_is_not_counted_on_its_own() {
-        let slots = Slots::new(9, 1, vec!["10.0.0.0/8".parse().unwrap()]);
-        let open: Vec<_> = (0..9).map(|_| slots.take(address("::ffff:10.1.2.3")).unwrap()).collect();
-        assert!(slots.take(address("10.1.2.3")).is_err());
+        let (slots, limits) = (Slots::new(), limits(9, 1));
+        let open: Vec<_> = (0..9).map(|_| slots.take(address("::ffff:10.1.2.3"), &limits).unwrap()).collect();
+        assert!(slots.take(address("10.1.2.3"), &limits).is_err());
         drop(open);
         assert_eq!(slots.open.lock().unwrap().all, 0);
     }

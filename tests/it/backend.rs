@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use waitgate::body::Body;
 use waitgate::fault::Fault;
-use waitgate::server::{self, ConnectionLimits, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Stop};
 use waitgate::upstream::{Outgoing, Upstreams};
 use waitgate::{config, intake};
 
@@ -329,6 +329,7 @@ pub(crate) fn limits() -> ConnectionLimits {
     ConnectionLimits {
         max_connections: 1000,
         max_connections_per_address: 1000,
+        ipv6_prefix: 64,
         trusted_proxies: Vec::new(),
         header_timeout: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(5),
@@ -336,6 +337,7 @@ pub(crate) fn limits() -> ConnectionLimits {
         max_header_bytes: 16 * 1024,
         max_headers: 100,
         max_body_bytes: 4 * 1024 * 1024,
+        max_streams: 100,
         drain_timeout: Duration::from_secs(5),
     }
 }
@@ -375,6 +377,7 @@ impl Default for Treatment {
 /// A gateway without rooms: checks, forwards, and says what broke.
 pub(crate) struct Front {
     pub(crate) address: SocketAddr,
+    pub(crate) live: Arc<Live>,
     pub(crate) stop: Stop,
     serving: JoinHandle<()>,
 }
@@ -404,13 +407,19 @@ impl Front {
     /// Any other handler.
     pub(crate) async fn serving<H, F>(limits: ConnectionLimits, stop: Stop, handle: H) -> Self
     where
-        H: Fn(Request<Body>, SocketAddr) -> F + Clone + Send + Sync + 'static,
+        H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        let listener = server::listen("127.0.0.1:0".parse().unwrap()).expect("listen");
+        let listener = server::listen("127.0.0.1:0".parse().unwrap(), PortUse::Alone).expect("listen");
         let address = listener.local_addr().expect("address");
-        let serving = tokio::spawn(server::serve(listener, limits, stop.clone(), handle));
-        Self { address, stop, serving }
+        let live = Live::new(ListenerSettings::plain(limits));
+        let serving = tokio::spawn(server::serve(listener, Arc::clone(&live), stop.clone(), handle));
+        Self {
+            address,
+            live,
+            stop,
+            serving,
+        }
     }
 
     pub(crate) async fn client(&self) -> Wire {
@@ -444,7 +453,7 @@ async fn pass(
     origin: &Uri,
     treatment: &Treatment,
     request: Request<Body>,
-    peer: SocketAddr,
+    peer: Peer,
 ) -> Result<Response<Body>, Fault> {
     intake::check(&request)?;
     if request.uri().path().starts_with(treatment.refused) {
@@ -457,9 +466,9 @@ async fn pass(
         client: if treatment.trusted_peer {
             "203.0.113.7".parse().expect("address")
         } else {
-            peer.ip()
+            peer.address.ip()
         },
-        peer: peer.ip(),
+        peer: peer.address.ip(),
         scheme: "http",
         trusted_peer: treatment.trusted_peer,
         added: treatment.added.clone(),

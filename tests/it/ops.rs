@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use waitgate::config::{self, Secret};
 use waitgate::ops::{Ops, OpsRoom};
-use waitgate::server::{self, ConnectionLimits, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, PortUse, Stop};
 use waitgate::store::News;
 use waitgate::store::scripts::{Asked, Gate, Held, Stock};
 use waitgate::telemetry::Metrics;
@@ -66,7 +66,7 @@ impl Answer {
 impl Listener {
     async fn on(world: &World, token: Option<&str>) -> Self {
         world.store.room("plain").seed(&seed(1_000)).await.expect("seeded");
-        let socket = server::listen("127.0.0.1:0".parse().unwrap()).expect("a port");
+        let socket = server::listen("127.0.0.1:0".parse().unwrap(), PortUse::Alone).expect("a port");
         let address = socket.local_addr().expect("bound");
         let settings = config::Ops {
             listen: address,
@@ -82,10 +82,11 @@ impl Listener {
         let ops = Arc::new(Ops::new(&settings, world.store.clone(), metrics, draining.clone(), rooms.to_vec()));
         let defaults = config::parse("", Path::new("waitgate.toml")).expect("the defaults are right");
         let limits = ConnectionLimits::new(&defaults.server, &defaults.client);
+        let live = Live::new(ListenerSettings::plain(limits));
         Self {
             address,
             draining,
-            serving: tokio::spawn(server::serve(socket, limits, Stop::new(), move |request, _| {
+            serving: tokio::spawn(server::serve(socket, live, Stop::new(), move |request, _| {
                 let ops = Arc::clone(&ops);
                 async move { ops.handle(request).await }
             })),

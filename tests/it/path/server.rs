@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use waitgate::body::{Body, BodyError};
 use waitgate::clock::Clock;
-use waitgate::server::{ConnectionLimits, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Stop};
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, soon, until};
 use crate::crew::{Crew, Visitor};
@@ -428,14 +428,14 @@ async fn a_flood_of_resets_is_ended_and_others_are_served() {
 
 #[tokio::test]
 async fn the_peer_is_known_over_real_sockets_v4_in_v6_too() {
-    let listener = waitgate::server::listen("[::]:0".parse().unwrap()).unwrap();
+    let listener = server::listen("[::]:0".parse().unwrap(), PortUse::Alone).unwrap();
     let port = listener.local_addr().unwrap().port();
     let stop = Stop::new();
-    let serving = tokio::spawn(waitgate::server::serve(
+    let serving = tokio::spawn(server::serve(
         listener,
-        limits(),
+        Live::new(ListenerSettings::plain(limits())),
         stop.clone(),
-        |_, peer: SocketAddr| async move { Response::new(Body::full(peer.ip().to_string())) },
+        |_, peer: Peer| async move { Response::new(Body::full(peer.address.ip().to_string())) },
     ));
     for address in ["127.0.0.1", "::1"] {
         let mut client = Wire::to(SocketAddr::new(address.parse().unwrap(), port)).await;
@@ -473,4 +473,43 @@ impl Drop for Flag {
     fn drop(&mut self) {
         self.0.store(true, SeqCst);
     }
+}
+
+/// Settings are exchanged while people are connected: whoever is in stays in by the old ones, whoever comes gets the new ones, and the count of
+/// open connections goes on.
+#[tokio::test]
+async fn new_settings_are_for_new_connections() {
+    let front = saying_ok(limits()).await;
+    let mut old = front.client().await;
+    let long = format!("GET / HTTP/1.1\r\nHost: a\r\nx: {}\r\n\r\n", "v".repeat(12_000));
+    assert_eq!(old.ask(&long).await.status(), 200);
+    let mut fewer = limits();
+    (fewer.max_header_bytes, fewer.max_connections_per_address) = (8 << 10, 2);
+    front.live.exchange(ListenerSettings::plain(fewer));
+    let mut new = front.client().await;
+    assert_eq!(new.ask(GET).await.status(), 200);
+    let mut third = front.client().await;
+    third.send(GET).await;
+    assert_eq!(third.answer().await.unwrap().status(), 503, "the old connection counts");
+    assert_eq!(old.ask(&long).await.status(), 200, "the old connection goes on as it began");
+    assert_eq!(new.ask(&long).await.status(), 431);
+    front.live.exchange(ListenerSettings::plain(limits()));
+    assert_eq!(front.ask(&long).await.status(), 200);
+}
+
+/// A stop that nothing stands in the way of is not told as one that had to cut something.
+#[tokio::test]
+async fn a_clean_stop_says_nothing_of_cutting() {
+    let crew = Crew::of("rate = 0\n").await;
+    let mut process = crew.process(None).await;
+    let mut idle = Wire::to(process.public).await;
+    assert_eq!(idle.ask(LOST).await.status(), 404);
+    process.signal("TERM").await;
+    assert_eq!(process.code().await, Some(0), "{:#?}", process.said);
+    let mut at_the_end = process.said.iter().skip_while(|line| !line.contains("stopping:"));
+    assert!(
+        at_the_end.next().is_some() && !at_the_end.any(|line| line.contains("WARN")),
+        "{:#?}",
+        process.said
+    );
 }
