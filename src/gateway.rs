@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use http::request::Parts;
-use http::{Method, Request, Response, Uri};
+use http::{Method, Request, Response};
 
 use crate::body::Body;
 use crate::config;
@@ -20,7 +20,7 @@ use crate::room::path::Readings;
 use crate::room::{Door, Guarded, Rooms};
 use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
-use crate::upstream::Upstreams;
+use crate::upstream::{Group, Upstreams};
 use crate::visitor::{Address, Peer, X_FORWARDED_FOR};
 use crate::waiting::hall::{Hall, House, Presented};
 use crate::waiting::{self, Asked, Route};
@@ -42,8 +42,11 @@ pub struct Gateway {
     halls: HashMap<String, Arc<Hall>>,
     rooms: Rooms,
     upstreams: Upstreams,
+    /// Where each room leads.
+    groups: HashMap<String, Group>,
+    /// Where all else leads, if anywhere.
+    fallback: Option<Group>,
     client: config::Client,
-    fallback: Option<Uri>,
     cookie_prefixes: Vec<String>,
     first_byte_ms: u64,
     me: Weak<Gateway>,
@@ -68,7 +71,7 @@ enum Decision<'g> {
     /// A script of a listed origin asks whether it may ask.
     Preflight(&'g Arc<Hall>, Response<Body>),
     /// No room's business: to the backend as it is.
-    Pass(&'g Uri),
+    Pass(&'g Group),
     /// Admitted: to the backend.
     Forward(&'g Arc<Hall>, Arc<Pass>),
     /// Admitted, and asks for units.
@@ -111,13 +114,17 @@ impl Gateway {
     #[must_use]
     pub fn new(settings: &config::Config, house: Arc<House>, halls: Vec<Arc<Hall>>, upstreams: Upstreams) -> Arc<Self> {
         let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.settings)).collect());
+        let lead = |hall: &Arc<Hall>| (hall.room.id.clone(), upstreams.group(&hall.settings.upstream));
+        let groups = halls.iter().map(lead).collect();
+        let fallback = settings.fallback.as_ref().map(|origin| upstreams.group(origin));
         Arc::new_cyclic(|me| Self {
             house,
+            groups,
+            fallback,
             halls: halls.into_iter().map(|hall| (hall.room.id.clone(), hall)).collect(),
             rooms,
             upstreams,
             client: settings.client.clone(),
-            fallback: settings.fallback.clone(),
             cookie_prefixes: crate::token::cookie::PREFIXES.map(str::to_owned).to_vec(),
             first_byte_ms: crate::clock::millis(settings.upstream.first_byte_timeout),
             me: me.clone(),
@@ -279,8 +286,14 @@ impl Gateway {
         if let Err(over) = self.house.limits.address(arrival.address.network) {
             return Decision::Throttle(None, over);
         }
-        let origin = self.fallback.as_ref().or_else(|| room.map(|room| &room.upstream));
-        origin.map_or(Decision::NotFound, Decision::Pass)
+        let to = self.fallback.as_ref().or_else(|| self.groups.get(&room?.id));
+        to.map_or(Decision::NotFound, Decision::Pass)
+    }
+
+    /// Where a room leads.
+    fn group(&self, hall: &Hall) -> Result<&Group, Fault> {
+        let id = &hall.settings.id;
+        self.groups.get(id).ok_or_else(|| Fault::Us(format!("room {id} leads nowhere")))
     }
 
     /// Acts on the outcome.
@@ -313,8 +326,8 @@ impl Gateway {
                 .await?
             }
             Decision::Wait(hall, presented, on_claim) => self.wait(hall, presented, on_claim, arrival).await?,
-            Decision::Pass(origin) => self.forward(origin, None, arrival).await?,
-            Decision::Forward(hall, pass) => self.forward(&hall.settings.upstream, Some((hall, &pass)), arrival).await?,
+            Decision::Pass(to) => self.forward(to, None, arrival).await?,
+            Decision::Forward(hall, pass) => self.forward(self.group(hall)?, Some((hall, &pass)), arrival).await?,
             Decision::Claim(hall, pass) => self.buy(hall, &pass, arrival).await?,
         })
     }

@@ -1,57 +1,74 @@
 //! Forwarding: one request to one backend, streamed both ways, under limits.
 //!
-//! What may be repeated is decided here and nowhere else: a request of which nothing was sent (by the pool itself), and once a `GET`, `HEAD` or
-//! `OPTIONS` without a body whose pooled connection turned out to be closed. Everything else is one try, and the fault says whether it may have
-//! run. Backends are spoken to in HTTP/1.1 with the client's own `Host`; every connection of the pool serves one request at a time, so a slow
-//! reader never holds another visitor's answer up.
+//! What may be repeated is decided here and nowhere else: a request of which nothing was sent, and once a `GET`, `HEAD` or `OPTIONS` without a
+//! body whose pooled connection turned out to be closed. Everything else is one try, and the fault says whether it may have run. Backends are
+//! spoken to in HTTP/1.1 with the client's own `Host`; every connection serves one request at a time ([`lane`]), so a slow reader never holds
+//! another visitor's answer up, and rests in between in the pool of its backend ([`pool`]).
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use dashmap::DashMap;
-use http::uri::{Authority, PathAndQuery};
+use arc_swap::ArcSwap;
+use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use hyper_util::client::legacy::connect::capture_connection;
-use hyper_util::client::legacy::{self, Client};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, sleep_until, timeout};
+use hyper::upgrade::OnUpgrade;
+use tokio::time::{Instant, sleep};
 
-use crate::body::Body;
+use crate::body::{Body, Pause};
 use crate::config;
 use crate::fault::{ClientFault, Fault, UpstreamFault};
 use crate::stop::Stop;
 
+mod backend;
 mod body;
 mod connect;
 mod headers;
+mod lane;
+mod pool;
 mod upgrade;
 
-use body::{Inbound, Outbound, Progress};
-use connect::{Connector, Served};
+use backend::{Backend, Seat};
+use body::{Inbound, Outbound, Progress, Source};
+use lane::{Failed, Lane};
 
-/// About how many bytes a response head of a backend may have (a bigger one may pass when it comes in one piece); also the size of the buffers between it and us.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// What is added to the connect limit before a request that got no connection is given up by us as well.
-const CONNECT_MARGIN: Duration = Duration::from_millis(500);
+/// How often resting connections are looked through, at least and at most.
+const SWEEPS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Resting connections that may turn out closed, with nothing sent on them, before a new one is opened.
+const MAX_UNSENT: u32 = 3;
 
-/// All backends: their pools of connections, and their limits on requests in flight.
+/// All backends: their pools of connections, and their limits on requests in flight. Cheap to clone; every clone is the same.
+#[derive(Clone)]
 pub struct Upstreams {
-    pooled: Client<Connector, Outbound>,
-    fresh: Client<Connector, Outbound>,
-    settings: config::Upstream,
-    places: DashMap<Authority, Arc<Semaphore>>,
+    known: Known,
+    settings: Arc<ArcSwap<config::Upstream>>,
     stop: Stop,
+}
+
+/// Backends by origin, for as long as somebody leads to them.
+type Known = Arc<Mutex<HashMap<Uri, Weak<Backend>>>>;
+
+/// The backend of a room, or of what no room guards. Two groups with the same backend share its connections and its limits.
+#[derive(Clone)]
+pub struct Group {
+    backend: Arc<Backend>,
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Group").finish_non_exhaustive()
+    }
 }
 
 /// Where a request goes, on whose behalf, and what is put on it.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
-    /// The backend: `http://host:port`.
-    pub origin: &'a Uri,
+    /// The backend.
+    pub to: &'a Group,
     /// The visitor's address.
     pub client: IpAddr,
     /// The address of the connection: the visitor's own, or a proxy's.
@@ -69,27 +86,40 @@ pub struct Outgoing<'a> {
 }
 
 impl Upstreams {
-    /// Nothing is connected before the first request. Tunnels run in the tasks of `stop`.
+    /// Nothing is connected before the first request. Tunnels run in the tasks of `stop`; must be called inside a runtime.
     #[must_use]
     pub fn new(settings: config::Upstream, stop: Stop) -> Self {
-        let connector = Connector::new(settings.connect_timeout);
-        let client = |idle: usize| {
-            Client::builder(TokioExecutor::new())
-                .pool_timer(TokioTimer::new())
-                .timer(TokioTimer::new())
-                .pool_idle_timeout(settings.keep_alive)
-                .pool_max_idle_per_host(idle)
-                .http1_max_buf_size(MAX_HEAD_BYTES)
-                .set_host(false)
-                .build(connector.clone())
-        };
-        Self {
-            pooled: client(settings.max_in_flight),
-            fresh: client(0),
-            settings,
-            places: DashMap::new(),
+        let upstreams = Self {
+            known: Known::default(),
+            settings: Arc::new(ArcSwap::from_pointee(settings)),
             stop,
+        };
+        let sweeping = sweep(Arc::downgrade(&upstreams.known), Arc::clone(&upstreams.settings));
+        let stopped = upstreams.stop.cut.clone();
+        tokio::spawn(async move { stopped.run_until_cancelled(sweeping).await });
+        upstreams
+    }
+
+    /// From now on these settings. Backends that somebody leads to keep their connections; one that nobody leads to any more is forgotten.
+    pub fn update(&self, settings: config::Upstream) {
+        let most = settings.max_in_flight;
+        let before = self.settings.swap(Arc::new(settings));
+        if before.max_in_flight != most {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.values().filter_map(Weak::upgrade).for_each(|backend| backend.resize(most));
         }
+    }
+
+    /// The backend at this origin, `http://host:port`.
+    #[must_use]
+    pub fn group(&self, origin: &Uri) -> Group {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let backend = known.get(origin).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let backend = Arc::new(Backend::new(origin, &self.settings));
+            known.insert(origin.clone(), Arc::downgrade(&backend));
+            backend
+        });
+        Group { backend }
     }
 
     /// Sends a request to its backend and answers the backend's head; the body follows as it comes. `request.extensions()` carries hyper's
@@ -100,115 +130,121 @@ impl Upstreams {
     /// [`Fault::Upstream`] says what the backend did and [`Fault::may_have_run`] whether the request may have run; [`Fault::Client`] what the
     /// client did while sending its body.
     pub async fn forward(&self, outgoing: Outgoing<'_>, request: Request<Body>) -> Result<Response<Body>, Fault> {
-        let place = self.place(outgoing.origin).await?;
+        let seat = outgoing.to.backend.seat().await?;
         let (mut parts, body) = request.into_parts();
         let client = upgrade::asked(&mut parts);
         let sent = body.is_end_stream();
         let length = if sent { Some(0) } else { body.size_hint().exact() };
         headers::outgoing(&mut parts, &outgoing, length, client.is_some());
-        parts.uri = target(outgoing.origin, outgoing.path_and_query.as_ref().or(parts.uri.path_and_query()))?;
+        aim(&mut parts, outgoing.path_and_query)?;
         parts.version = Version::HTTP_11;
         parts.extensions = Extensions::new();
 
-        let safe = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS);
-        let again = (safe && sent && client.is_none()).then(|| parts.clone());
-        let response = match self.exchange(&self.pooled, Request::from_parts(parts, body)).await {
-            Ok(response) => response,
-            Err(Broken { fault, stale: true }) => match again {
-                Some(parts) => self
-                    .exchange(&self.fresh, Request::from_parts(parts, Body::empty()))
-                    .await
-                    .map_err(|broken| broken.fault)?,
-                None => return Err(fault),
-            },
-            Err(broken) => return Err(broken.fault),
-        };
-        self.answer(response, client, place)
+        let progress = (!sent).then(Progress::new);
+        let safe = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) && sent && client.is_none();
+        let request = Request::from_parts(parts, Outbound::new(body, progress.clone()));
+        let (response, lane) = self.exchange(&seat.backend, request, safe, progress.as_deref()).await?;
+        self.answer(response, client, (lane, seat), progress.as_deref())
     }
 
-    /// A turn among the requests in flight to this backend.
-    async fn place(&self, origin: &Uri) -> Result<OwnedSemaphorePermit, Fault> {
-        let authority = origin
-            .authority()
-            .ok_or_else(|| Fault::Us(format!("the upstream {origin} has no host")))?;
-        let known = self.places.get(authority).map(|places| Arc::clone(&places));
-        let places = known.unwrap_or_else(|| {
-            let entry = self.places.entry(authority.clone());
-            Arc::clone(&entry.or_insert_with(|| Arc::new(Semaphore::new(self.settings.max_in_flight))))
-        });
-        match timeout(self.settings.queue_timeout, places.acquire_owned()).await {
-            Ok(Ok(place)) => Ok(place),
-            Ok(Err(_)) | Err(_) => Err(UpstreamFault::Busy.into()),
-        }
-    }
-
-    /// One try: from here to the head of the answer.
-    async fn exchange(&self, client: &Client<Connector, Outbound>, request: Request<Body>) -> Result<Response<Incoming>, Broken> {
-        let progress = Progress::new(request.body().is_end_stream());
-        let mut request = request.map(|body| Outbound::new(body, Arc::clone(&progress)));
-        let mut connection = capture_connection(&mut request);
-        let mut answer = std::pin::pin!(client.request(request));
-
-        let connected = async {
-            connection.wait_for_connection_metadata().await;
-        };
-        let early = tokio::select! {
-            biased;
-            answer = answer.as_mut() => Some(answer),
-            () = connected => None,
-            () = sleep(self.settings.connect_timeout + CONNECT_MARGIN) => return Err(UpstreamFault::Connect("it took too long".into()).into()),
-        };
-        progress.touch(); // limits on the answer count from the connection
-        let answer = match early {
-            Some(answer) => answer,
-            None => loop {
-                tokio::select! {
-                    biased;
-                    answer = answer.as_mut() => break answer,
-                    () = sleep_until(progress.next_look(&self.settings)) => {
-                        if progress.deadline(&self.settings) <= tokio::time::Instant::now() {
-                            return Err(UpstreamFault::Timeout.into());
-                        }
-                    }
-                }
-            },
-        };
-        let mut extras = Extensions::new();
-        if let Some(connected) = connection.connection_metadata().as_ref() {
-            connected.get_extras(&mut extras);
-        }
-        let served = extras.get::<Served>();
-        match answer {
-            Ok(response) => {
-                if let Some(served) = served {
-                    served.note();
-                }
-                Ok(response)
+    /// Up to the head of an answer, on whatever connection it takes.
+    async fn exchange(
+        &self,
+        backend: &Backend,
+        mut request: Request<Outbound>,
+        safe: bool,
+        progress: Option<&Progress>,
+    ) -> Result<(Response<Incoming>, Box<Lane>), Fault> {
+        let settings = **self.settings.load();
+        let (mut fresh, mut unsent) = (false, 0);
+        loop {
+            let resting = if fresh { None } else { backend.resting(!safe) };
+            let mut lane = match resting {
+                Some(lane) => lane,
+                None => backend.connect().await.map_err(UpstreamFault::Connect)?,
+            };
+            let copy = (safe && lane.served() && !fresh).then(|| copy(&request));
+            let began = Instant::now();
+            if let Some(progress) = progress {
+                progress.touch(); // limits on the answer count from the connection
             }
-            Err(error) => Err(Broken::read(error, &progress, served.is_some_and(Served::already))),
+            let whole = began + settings.first_byte_timeout;
+            let look = || match progress {
+                Some(progress) => progress.next_look(&settings),
+                None => (Instant::now() < whole).then_some(whole),
+            };
+            let fault = match lane.exchange(request, look).await {
+                Ok(response) => return Ok((response, lane)),
+                Err(Failed::Unsent(back, fault)) if unsent < MAX_UNSENT => {
+                    tracing::debug!(%fault, "a connection was closed before anything was sent on it");
+                    (request, unsent) = (*back, unsent + 1);
+                    fresh = unsent == MAX_UNSENT;
+                    continue;
+                }
+                Err(failed) => Broken::read(failed, progress, lane.served()),
+            };
+            match (copy, fault) {
+                (Some(again), Broken { stale: true, .. }) => (request, fresh) = (again, true),
+                (_, broken) => return Err(broken.fault),
+            }
         }
     }
 
     fn answer(
         &self,
         response: Response<Incoming>,
-        client: Option<hyper::upgrade::OnUpgrade>,
-        place: OwnedSemaphorePermit,
+        client: Option<OnUpgrade>,
+        (lane, seat): (Box<Lane>, Seat),
+        progress: Option<&Progress>,
     ) -> Result<Response<Body>, Fault> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(upgrade::begin(client, response, place, &self.stop)?);
+            return Ok(upgrade::begin(client, response, (lane, seat), &self.stop)?);
         }
-        let (mut parts, body) = response.into_parts();
+        let (mut parts, incoming) = response.into_parts();
         headers::incoming(&mut parts.headers);
         parts.extensions = Extensions::new();
         parts.version = Version::HTTP_11;
-        let body = if body.is_end_stream() {
+        let body = if incoming.is_end_stream() {
+            seat.backend.give_back(lane);
             Body::empty()
         } else {
-            Body::stream(Inbound::new(body, place, self.settings.idle_timeout))
+            let source = if progress.is_none_or(Progress::is_sent) {
+                Source::Lane(lane)
+            } else {
+                lane.run_alone();
+                Source::Alone(Pause::new())
+            };
+            Body::stream(Inbound::new(incoming, source, seat, self.settings.load().idle_timeout))
         };
         Ok(Response::from_parts(parts, body))
     }
+}
+
+/// Now and then, for as long as there are upstreams.
+async fn sweep(known: Weak<Mutex<HashMap<Uri, Weak<Backend>>>>, settings: Arc<ArcSwap<config::Upstream>>) {
+    loop {
+        let pause = (settings.load().keep_alive / 2).clamp(SWEEPS.0, SWEEPS.1);
+        sleep(pause).await;
+        let Some(known) = known.upgrade() else { return };
+        let mut backends = Vec::new();
+        known.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, backend| {
+            let backend = backend.upgrade();
+            backends.extend(backend.clone());
+            backend.is_some()
+        });
+        for backend in backends {
+            backend.sweep();
+        }
+    }
+}
+
+/// The same request once more; it has no body.
+fn copy(request: &Request<Outbound>) -> Request<Outbound> {
+    let mut copy = Request::new(Outbound::empty());
+    copy.method_mut().clone_from(request.method());
+    copy.uri_mut().clone_from(request.uri());
+    copy.headers_mut().clone_from(request.headers());
+    copy
 }
 
 /// A try that failed.
@@ -228,30 +264,25 @@ impl From<UpstreamFault> for Broken {
 }
 
 impl Broken {
-    fn read(error: legacy::Error, progress: &Progress, served_before: bool) -> Self {
-        if let Some(fault) = progress.fault() {
+    fn read(failed: Failed, progress: Option<&Progress>, served_before: bool) -> Self {
+        if let Some(fault) = progress.and_then(Progress::fault) {
             return Self {
                 fault: Fault::Client(fault),
                 stale: false,
             };
         }
-        if error.is_connect() {
-            return UpstreamFault::Connect(error.into()).into();
-        }
-        let cause = causes(&error).find_map(|cause| cause.downcast_ref::<hyper::Error>());
-        if cause.is_some_and(hyper::Error::is_parse_too_large) {
-            return UpstreamFault::Malformed("its head is too long").into();
-        }
-        if cause.is_some_and(hyper::Error::is_parse) {
-            return UpstreamFault::Malformed("it is not HTTP").into();
-        }
-        if cause.is_some_and(hyper::Error::is_canceled) {
-            return UpstreamFault::Connect(error.into()).into(); // hyper gave the request back: nothing was sent
-        }
-        let stale = served_before && (cause.is_some_and(hyper::Error::is_incomplete_message) || is_reset(&error));
-        Self {
-            fault: UpstreamFault::Broken(error.into()).into(),
-            stale,
+        match failed {
+            Failed::Late => UpstreamFault::Timeout.into(),
+            Failed::Unsent(_, error) => UpstreamFault::Connect(error.into()).into(),
+            Failed::Broken(error) if error.is_parse_too_large() => UpstreamFault::Malformed("its head is too long").into(),
+            Failed::Broken(error) if error.is_parse() => UpstreamFault::Malformed("it is not HTTP").into(),
+            Failed::Broken(error) => {
+                let stale = served_before && (error.is_incomplete_message() || is_reset(&error));
+                Self {
+                    fault: UpstreamFault::Broken(error.into()).into(),
+                    stale,
+                }
+            }
         }
     }
 }
@@ -267,9 +298,17 @@ fn is_reset(error: &(dyn std::error::Error + 'static)) -> bool {
         .any(|error| matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof))
 }
 
-/// The backend's host with the request's own path and query, byte for byte.
-fn target(origin: &Uri, path_and_query: Option<&PathAndQuery>) -> Result<Uri, Fault> {
-    let mut parts = origin.clone().into_parts();
-    parts.path_and_query = Some(path_and_query.cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
-    Uri::from_parts(parts).map_err(|_| Fault::Client(ClientFault::Malformed("the target cannot be forwarded")))
+/// Makes the target what a backend wants: the path and query alone, byte for byte.
+fn aim(parts: &mut Parts, other: Option<PathAndQuery>) -> Result<(), Fault> {
+    let whole = parts.uri.authority().is_some() || parts.uri.scheme().is_some();
+    if other.is_none() && !whole && parts.uri.path_and_query().is_some() {
+        return Ok(());
+    }
+    let target = other
+        .or_else(|| parts.uri.path_and_query().cloned())
+        .unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let mut uri = http::uri::Parts::default();
+    uri.path_and_query = Some(target);
+    parts.uri = Uri::from_parts(uri).map_err(|_| Fault::Client(ClientFault::Malformed("the target cannot be forwarded")))?;
+    Ok(())
 }

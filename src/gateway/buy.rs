@@ -126,8 +126,10 @@ impl Gateway {
         let gateway = self.me().ok_or_else(|| Fault::Us("the gateway is gone".to_owned()))?;
         let hall = Arc::clone(hall);
         let sent = self.house.stop.tasks.spawn(async move {
-            let origin = hall.settings.upstream.clone();
-            let outcome = gateway.send(&origin, added, arrival).await;
+            let outcome = match gateway.group(&hall) {
+                Ok(to) => gateway.send(to, added, arrival).await,
+                Err(fault) => Err(fault),
+            };
             gateway.conclude(&hall, (reservation.id, attempt), outcome).await
         });
         sent.await

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 
 use super::{Arrival, Gateway};
 use crate::body::Body;
 use crate::fault::Fault;
 use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
-use crate::upstream::Outgoing;
+use crate::upstream::{Group, Outgoing};
 use crate::waiting::hall::{ADMISSION, Hall};
 
 /// Which room let the visitor in.
@@ -22,7 +22,7 @@ impl Gateway {
     /// Forwards a request; for an admitted visitor with the room, the user and the admission's token, which the backend can check by the JWKS.
     pub(super) async fn forward(
         &self,
-        origin: &Uri,
+        to: &Group,
         admitted: Option<(&Arc<Hall>, &Pass)>,
         arrival: Arrival,
     ) -> Result<Response<Body>, Fault> {
@@ -30,7 +30,7 @@ impl Gateway {
         if let Some((hall, pass)) = admitted {
             identify(hall, pass, &mut added);
         }
-        let outcome = self.send(origin, added, arrival).await;
+        let outcome = self.send(to, added, arrival).await;
         let said = outcome.as_ref().map_or_else(Fault::code, |_| "answered");
         match admitted {
             Some((hall, _)) => hall.metrics.forwarded(said),
@@ -40,9 +40,9 @@ impl Gateway {
     }
 
     /// Sends a request with these headers on it.
-    pub(super) async fn send(&self, origin: &Uri, added: HeaderMap, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    pub(super) async fn send(&self, to: &Group, added: HeaderMap, arrival: Arrival) -> Result<Response<Body>, Fault> {
         let outgoing = Outgoing {
-            origin,
+            to,
             client: arrival.address.ip,
             peer: arrival.peer,
             scheme: if arrival.address.https { "https" } else { "http" },

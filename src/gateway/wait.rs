@@ -160,7 +160,7 @@ impl Gateway {
     /// In, with this very request: the page of the shop is the answer, and the cookies come with it.
     async fn let_in(&self, hall: &Arc<Hall>, ticket: &Ticket, pass: Pass, arrival: Arrival) -> Result<Response<Body>, Fault> {
         hall.feed.tell(&ticket.id, &Sight::of(&hall.room).admitted(pass.admission.until_ms));
-        let answer = self.forward(&hall.settings.upstream, Some((hall, &pass)), arrival).await;
+        let answer = self.forward(self.group(hall)?, Some((hall, &pass)), arrival).await;
         // Whatever the shop answers, even nothing: the admission was given, and must not be lost with a bad answer.
         let response = match answer {
             Ok(response) => response,

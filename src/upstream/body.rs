@@ -1,4 +1,4 @@
-//! Bodies on their way: [`Outbound`] to the backend, telling how far it is; [`Inbound`] from it, holding the request's turn until it ends.
+//! Bodies on their way: [`Outbound`] to the backend, telling how far it is; [`Inbound`] from it, driving the connection it comes from.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -9,10 +9,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::backend::Seat;
 use super::headers;
+use super::lane::Lane;
 use crate::body::{Body, BodyError, Pause};
 use crate::clock::millis;
 use crate::config;
@@ -35,10 +36,10 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(sent: bool) -> Arc<Self> {
+    pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             born: Instant::now(),
-            turn: AtomicU8::new(if sent { SENT } else { BACKEND }),
+            turn: AtomicU8::new(BACKEND),
             at_ms: AtomicU64::new(0),
             fault: OnceLock::new(),
         })
@@ -55,7 +56,7 @@ impl Progress {
     }
 
     /// Until when the backend may stay silent. While the client has to act, its own limits count and this one begins anew.
-    pub(super) fn deadline(&self, settings: &config::Upstream) -> Instant {
+    fn deadline(&self, settings: &config::Upstream) -> Instant {
         let since = self.born + Duration::from_millis(self.at_ms.load(Relaxed));
         match self.turn.load(Relaxed) {
             CLIENT => Instant::now() + settings.idle_timeout,
@@ -64,9 +65,15 @@ impl Progress {
         }
     }
 
-    /// When to look at the deadline next: it comes nearer when the last byte has been sent, and nobody is told of that.
-    pub(super) fn next_look(&self, settings: &config::Upstream) -> Instant {
-        self.deadline(settings).min(Instant::now() + settings.first_byte_timeout)
+    /// When to look at the deadline next: it comes nearer when the last byte has been sent, and nobody is told of that. None: it has passed.
+    pub(super) fn next_look(&self, settings: &config::Upstream) -> Option<Instant> {
+        let (now, deadline) = (Instant::now(), self.deadline(settings));
+        (now < deadline).then(|| deadline.min(now + settings.first_byte_timeout))
+    }
+
+    /// Whether nothing more of the request is to come.
+    pub(super) fn is_sent(&self) -> bool {
+        self.turn.load(Relaxed) == SENT
     }
 
     /// What the client did wrong while sending, if anything.
@@ -78,12 +85,23 @@ impl Progress {
 /// A request body on its way to the backend. Trailers of a client go nowhere: nobody has checked them.
 pub(super) struct Outbound {
     inner: Body,
-    progress: Arc<Progress>,
+    /// None: there is no body, and nothing to follow.
+    progress: Option<Arc<Progress>>,
 }
 
 impl Outbound {
-    pub(super) fn new(inner: Body, progress: Arc<Progress>) -> Self {
+    pub(super) fn new(inner: Body, progress: Option<Arc<Progress>>) -> Self {
         Self { inner, progress }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self::new(Body::empty(), None)
+    }
+
+    fn turn(&self, turn: u8) {
+        if let Some(progress) = &self.progress {
+            progress.turn(turn);
+        }
     }
 }
 
@@ -96,7 +114,7 @@ impl HttpBody for Outbound {
         loop {
             let frame = match Pin::new(&mut this.inner).poll_frame(context) {
                 Poll::Pending => {
-                    this.progress.turn(CLIENT);
+                    this.turn(CLIENT);
                     return Poll::Pending;
                 }
                 Poll::Ready(frame) => frame,
@@ -104,16 +122,18 @@ impl HttpBody for Outbound {
             match frame {
                 Some(Ok(frame)) if frame.is_trailers() => {}
                 Some(Ok(frame)) => {
-                    this.progress.turn(if this.inner.is_end_stream() { SENT } else { BACKEND });
+                    this.turn(if this.inner.is_end_stream() { SENT } else { BACKEND });
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Some(Err(error)) => {
                     let fault = error.downcast_ref::<ClientFault>().cloned().unwrap_or(ClientFault::Gone);
-                    let _ = this.progress.fault.set(fault);
+                    if let Some(progress) = &this.progress {
+                        let _ = progress.fault.set(fault);
+                    }
                     return Poll::Ready(Some(Err(error)));
                 }
                 None => {
-                    this.progress.turn(SENT);
+                    this.turn(SENT);
                     return Poll::Ready(None);
                 }
             }
@@ -129,19 +149,59 @@ impl HttpBody for Outbound {
     }
 }
 
-/// A response body on its way to the client. The turn among the requests in flight is given back when it ends, however it ends.
+/// A response body on its way to the client, which drives the connection it comes from. The place among the requests in flight is given back
+/// when it ends, however it ends; the connection only when it ends well.
 pub(super) struct Inbound {
-    held: Option<(Incoming, OwnedSemaphorePermit)>,
+    incoming: Incoming,
+    from: Option<(Source, Seat)>,
     limit: Duration,
-    pause: Pause,
+    silent_since: Option<Instant>,
+}
+
+/// What an answer comes from.
+pub(super) enum Source {
+    /// A connection that is driven here.
+    Lane(Box<Lane>),
+    /// A connection that goes on by itself.
+    Alone(Pause),
 }
 
 impl Inbound {
-    pub(super) fn new(inner: Incoming, place: OwnedSemaphorePermit, limit: Duration) -> Self {
+    pub(super) fn new(incoming: Incoming, source: Source, seat: Seat, limit: Duration) -> Self {
         Self {
-            held: Some((inner, place)),
+            incoming,
+            from: Some((source, seat)),
             limit,
-            pause: Pause::new(),
+            silent_since: None,
+        }
+    }
+
+    /// All has come.
+    fn finish(&mut self, context: &mut Context<'_>) {
+        if let Some((Source::Lane(mut lane), seat)) = self.from.take() {
+            if !lane.is_ready() {
+                lane.drive(context); // it has not yet seen that this was the end
+            }
+            seat.backend.give_back(lane);
+        }
+    }
+}
+
+impl Source {
+    fn poll_frame(&mut self, incoming: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self {
+            Self::Lane(lane) => lane.poll_frame(incoming, context),
+            Self::Alone(_) => Pin::new(incoming).poll_frame(context),
+        }
+    }
+
+    fn poll_late(&mut self, context: &mut Context<'_>, since: &mut Option<Instant>, limit: Duration) -> Poll<()> {
+        match self {
+            Self::Lane(lane) => {
+                let since = *since.get_or_insert_with(Instant::now);
+                lane.poll_late(context, since + limit)
+            }
+            Self::Alone(pause) => pause.poll_over(context, limit),
         }
     }
 }
@@ -152,44 +212,51 @@ impl HttpBody for Inbound {
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UpstreamFault>>> {
         let this = self.get_mut();
-        let Some((inner, _)) = &mut this.held else {
+        let Some((source, _)) = &mut this.from else {
             return Poll::Ready(None);
         };
-        let outcome = match Pin::new(&mut *inner).poll_frame(context) {
+        match source.poll_frame(&mut this.incoming, context) {
             Poll::Pending => {
-                if this.pause.poll_over(context, this.limit).is_pending() {
+                if source.poll_late(context, &mut this.silent_since, this.limit).is_pending() {
                     return Poll::Pending;
                 }
                 tracing::warn!("the backend stopped in the middle of a body");
-                Some(Err(UpstreamFault::Timeout))
+                this.from = None;
+                Poll::Ready(Some(Err(UpstreamFault::Timeout)))
             }
-            Poll::Ready(None) => None,
+            Poll::Ready(None) => {
+                this.finish(context);
+                Poll::Ready(None)
+            }
             Poll::Ready(Some(Err(error))) => {
                 tracing::warn!(%error, "the backend broke off in the middle of a body");
-                Some(Err(UpstreamFault::Broken(error.into())))
+                this.from = None;
+                Poll::Ready(Some(Err(UpstreamFault::Broken(error.into()))))
             }
             Poll::Ready(Some(Ok(mut frame))) => {
-                this.pause.end();
+                this.silent_since = None;
+                if let Source::Alone(pause) = source {
+                    pause.end();
+                }
                 if let Some(trailers) = frame.trailers_mut() {
                     headers::clean_trailers(trailers);
                 }
-                if !inner.is_end_stream() {
-                    return Poll::Ready(Some(Ok(frame)));
+                if this.incoming.is_end_stream() {
+                    this.finish(context);
                 }
-                Some(Ok(frame))
+                Poll::Ready(Some(Ok(frame)))
             }
-        };
-        this.held = None;
-        Poll::Ready(outcome)
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.held.as_ref().is_none_or(|(inner, _)| inner.is_end_stream())
+        self.from.is_none() || self.incoming.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.held
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), |(inner, _)| inner.size_hint())
+        if self.from.is_none() {
+            return SizeHint::with_exact(0);
+        }
+        self.incoming.size_hint()
     }
 }

@@ -9,9 +9,11 @@ use http::{HeaderValue, Method, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
 
+use super::backend::Seat;
 use super::headers;
+use super::lane::Lane;
 use crate::body::Body;
 use crate::fault::UpstreamFault;
 use crate::stop::Stop;
@@ -34,8 +36,8 @@ pub(super) fn asked(parts: &mut Parts) -> Option<OnUpgrade> {
 /// The backend said 101: answers the client the same, and lets the bytes run.
 pub(super) fn begin(
     client: Option<OnUpgrade>,
-    mut response: Response<Incoming>,
-    place: OwnedSemaphorePermit,
+    response: Response<Incoming>,
+    (lane, seat): (Box<Lane>, Seat),
     stop: &Stop,
 ) -> Result<Response<Body>, UpstreamFault> {
     let Some(client) = client else {
@@ -44,13 +46,12 @@ pub(super) fn begin(
     if !headers::lists(response.headers(), UPGRADE, "websocket") {
         return Err(UpstreamFault::Malformed("it switched to another protocol than was asked for"));
     }
-    let backend = hyper::upgrade::on(&mut response);
     let cut = stop.cut.clone();
     stop.tasks.spawn(async move {
-        let _place = place;
+        let _seat = seat;
         tokio::select! {
             () = cut.cancelled() => {}
-            () = tunnel(client, backend) => {}
+            () = tunnel(client, lane) => {}
         }
     });
     let (mut parts, _) = response.into_parts();
@@ -62,15 +63,20 @@ pub(super) fn begin(
     Ok(Response::from_parts(parts, Body::empty()))
 }
 
-async fn tunnel(client: OnUpgrade, backend: OnUpgrade) {
-    let (client, backend) = match tokio::try_join!(client, backend) {
-        Ok(ends) => ends,
+async fn tunnel(client: OnUpgrade, lane: Box<Lane>) {
+    let (mut backend, first) = lane.into_tunnel().await;
+    let mut client = match client.await {
+        Ok(client) => TokioIo::new(client),
         Err(error) => {
             tracing::debug!(%error, "a tunnel was given up before it began");
             return;
         }
     };
-    if let Err(error) = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(backend)).await {
+    let ends = async {
+        client.write_all(&first).await?;
+        copy_bidirectional(&mut client, &mut backend).await
+    };
+    if let Err(error) = ends.await {
         tracing::debug!(%error, "a tunnel broke");
     }
 }

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use waitgate::body::Body;
 use waitgate::fault::Fault;
 use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Stop};
-use waitgate::upstream::{Outgoing, Upstreams};
+use waitgate::upstream::{Group, Outgoing, Upstreams};
 use waitgate::{config, intake};
 
 /// How long anything may take before a test fails.
@@ -391,10 +391,11 @@ impl Front {
     pub(crate) async fn with(origin: Uri, limits: ConnectionLimits, settings: config::Upstream, treatment: Treatment) -> Self {
         let stop = Stop::new();
         let upstreams = Arc::new(Upstreams::new(settings, stop.clone()));
+        let to = upstreams.group(&origin);
         Self::serving(limits, stop, move |request, peer| {
-            let (upstreams, origin, treatment) = (Arc::clone(&upstreams), origin.clone(), treatment.clone());
+            let (upstreams, to, treatment) = (Arc::clone(&upstreams), to.clone(), treatment.clone());
             async move {
-                pass(&upstreams, &origin, &treatment, request, peer).await.unwrap_or_else(|fault| {
+                pass(&upstreams, &to, &treatment, request, peer).await.unwrap_or_else(|fault| {
                     let mut response = Response::new(Body::full(fault.code()));
                     *response.status_mut() = fault.status();
                     response
@@ -450,7 +451,7 @@ impl Front {
 
 async fn pass(
     upstreams: &Upstreams,
-    origin: &Uri,
+    to: &Group,
     treatment: &Treatment,
     request: Request<Body>,
     peer: Peer,
@@ -462,7 +463,7 @@ async fn pass(
         return Ok(response);
     }
     let outgoing = Outgoing {
-        origin,
+        to,
         client: if treatment.trusted_peer {
             "203.0.113.7".parse().expect("address")
         } else {
