@@ -1,7 +1,7 @@
 //! The request path: what happens to a request, in the order it happens.
 //!
-//! `decide` is the only place that orders the steps and `act` the only one that acts on the outcome. A step never calls another step. Steps are
-//! ordered by cost: nothing before `act` leaves this process, so a flood is refused without a word to the store.
+//! `decide` is the only place that orders the steps; `answer` and `act` are the only ones that act on the outcome. A step never calls another step.
+//! Steps are ordered by cost: nothing before `act` leaves this process, so a flood is refused without a word to the store.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,21 +15,22 @@ use crate::body::Body;
 use crate::config;
 use crate::fault::{ClientFault, Fault};
 use crate::intake::{self, Host};
-use crate::limit::Over;
 use crate::room::path::Readings;
 use crate::room::{Door, Guarded, Rooms};
-use crate::telemetry::NO_ROOM;
-use crate::token::Pass;
+use crate::telemetry::{NO_ROOM, RoomMetrics};
 use crate::upstream::{Group, Upstreams};
 use crate::visitor::{Address, Peer, X_FORWARDED_FOR};
-use crate::waiting::hall::{Hall, House, Presented};
+use crate::waiting::hall::{Hall, House};
 use crate::waiting::{self, Asked, Route};
 
 mod buy;
+mod decision;
 mod forward;
 mod refuse;
 mod wait;
 
+pub use decision::Answering;
+use decision::{Decision, Errand, OnClaim, Ready};
 use refuse::Refusal;
 
 /// Where backends find the public keys of admissions.
@@ -39,11 +40,11 @@ const JWKS: &str = "/.well-known/waitgate/jwks.json";
 pub struct Gateway {
     /// What all rooms share.
     pub house: Arc<House>,
-    halls: HashMap<String, Arc<Hall>>,
+    halls: HashMap<String, Arc<Hall>, ahash::RandomState>,
     rooms: Rooms,
     upstreams: Upstreams,
     /// Where each room leads.
-    groups: HashMap<String, Group>,
+    groups: HashMap<String, Group, ahash::RandomState>,
     /// Where all else leads, if anywhere.
     fallback: Option<Group>,
     client: config::Client,
@@ -51,44 +52,8 @@ pub struct Gateway {
     first_byte_ms: u64,
     me: Weak<Gateway>,
     warned_of_proxy: AtomicBool,
-}
-
-/// What should happen to a request. Being turned away is not an error: it is the product working. What breaks is a [`Fault`].
-#[derive(Debug)]
-enum Decision<'g> {
-    /// Over a limit.
-    Throttle(Option<&'g Arc<Hall>>, Over),
-    /// Nothing is known under this host and path.
-    NotFound,
-    /// The public keys of admissions.
-    Keys,
-    /// A call of a waiting page, or of a program that waits.
-    Waiting(&'g Arc<Hall>, Route, Presented),
-    /// A stream of events over a limit.
-    ComeBack(&'g Arc<Hall>),
-    /// The route is there, and wants another method.
-    WrongMethod(&'g Arc<Hall>, Method),
-    /// A script of a listed origin asks whether it may ask.
-    Preflight(&'g Arc<Hall>, Response<Body>),
-    /// No room's business: to the backend as it is.
-    Pass(&'g Group),
-    /// Admitted: to the backend.
-    Forward(&'g Arc<Hall>, Arc<Pass>),
-    /// Admitted, and asks for units.
-    Claim(&'g Arc<Hall>, Arc<Pass>),
-    /// All units are sold, and this visitor is not among the buyers.
-    SoldOut(&'g Arc<Hall>, Presented),
-    /// Past the closing time.
-    Closed(&'g Arc<Hall>),
-    /// Join the line, or go on waiting in it.
-    Wait(&'g Arc<Hall>, Presented, OnClaim),
-}
-
-/// Whether a request that must wait was sent to a claim route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OnClaim {
-    Yes,
-    No,
+    /// Counts what is no room's business.
+    elsewhere: RoomMetrics,
 }
 
 /// A request on its way.
@@ -118,6 +83,7 @@ impl Gateway {
         let groups = halls.iter().map(lead).collect();
         let fallback = settings.fallback.as_ref().map(|origin| upstreams.group(origin));
         Arc::new_cyclic(|me| Self {
+            elsewhere: house.metrics.room(NO_ROOM),
             house,
             groups,
             fallback,
@@ -138,27 +104,32 @@ impl Gateway {
     }
 
     /// Answers a request, whatever happens.
-    pub async fn handle(self: Arc<Self>, request: Request<Body>, peer: Peer) -> Response<Body> {
+    pub fn handle(self: &Arc<Self>, request: Request<Body>, peer: Peer) -> Answering {
         let checked = intake::check(&request);
         let (head, body) = request.into_parts();
         let address = Address::find(&self.client, peer, &head.headers);
         let peer = peer.address.ip();
         self.warn_of_proxy(address, peer, &head);
         let asker = Refusal::of(&head);
-        let outcome = match checked {
-            Ok(host) => {
-                let arrival = Arrival {
-                    head,
-                    body,
-                    address,
-                    peer,
-                    host,
-                };
-                self.serve(arrival, &asker).await
-            }
-            Err(fault) => Err(fault.into()),
+        let host = match checked {
+            Ok(host) => host,
+            Err(fault) => return Answering::now(self.broke(&asker, &fault.into())),
         };
-        outcome.unwrap_or_else(|fault| self.broke(&asker, &fault))
+        let arrival = Arrival {
+            head,
+            body,
+            address,
+            peer,
+            host,
+        };
+        match self.decide(&arrival) {
+            Ok(Decision::Answer(ready)) => Answering::now(self.answer(ready, &arrival, &asker)),
+            Ok(Decision::Ask(errand)) => {
+                let gateway = Arc::clone(self);
+                Answering::later(async move { gateway.run(errand, arrival, &asker).await })
+            }
+            Err(fault) => Answering::now(self.broke(&asker, &fault)),
+        }
     }
 
     /// Behind a proxy that is not listed all visitors look like one, and share one limit: the mistake everybody makes once, said once.
@@ -176,19 +147,41 @@ impl Gateway {
         }
     }
 
-    async fn serve(&self, arrival: Arrival, asker: &Refusal) -> Result<Response<Body>, Fault> {
-        let decision = self.decide(&arrival)?;
-        let hall = decision.hall();
-        let to_shop = matches!(decision, Decision::Pass(_) | Decision::Forward(..));
+    /// Answers what nobody needs to be asked about.
+    fn answer(&self, ready: Ready<'_>, arrival: &Arrival, asker: &Refusal) -> Response<Body> {
+        let hall = ready.hall();
+        self.count(hall, ready.name());
+        let mut response = match ready {
+            Ready::Throttle(_, over) => asker.throttled(&self.house, over),
+            Ready::NotFound => asker.not_found(&self.house),
+            Ready::Keys => refuse::keys(self.house.tokens.jwks()),
+            Ready::WrongMethod(_, method) => refuse::wrong_method(&method),
+            Ready::Preflight(_, answer) => answer,
+            Ready::ComeBack(_) => waiting::sse::come_back(),
+            Ready::SoldOut(hall, presented) => wait::sold_out(&self.house, hall, &presented, asker),
+            Ready::Closed(hall) => asker.closed(&self.house, hall),
+        };
+        if let Some(hall) = hall {
+            let origin = arrival.head.headers.get(http::header::ORIGIN);
+            waiting::origin::allow(origin, &hall.settings.origins, response.headers_mut());
+        }
+        response
+    }
+
+    /// Runs an errand, and says what broke on it.
+    async fn run(&self, errand: Errand, arrival: Arrival, asker: &Refusal) -> Response<Body> {
+        let hall = errand.hall().cloned();
+        self.count(hall.as_ref(), errand.name());
+        let to_shop = matches!(errand, Errand::Pass(_) | Errand::Forward(..));
         let origin = arrival.head.headers.get(http::header::ORIGIN).cloned();
-        let outcome = self.act(decision, arrival).await;
+        let outcome = self.act(errand, arrival).await;
         // What the shop says is for the shop to share; what we say, faults included, a script of a listed origin may read.
         let shared = hall.filter(|_| !to_shop || outcome.is_err());
         let mut response = outcome.unwrap_or_else(|fault| self.broke(asker, &fault));
         if let Some(hall) = shared {
             waiting::origin::allow(origin.as_ref(), &hall.settings.origins, response.headers_mut());
         }
-        Ok(response)
+        response
     }
 
     fn broke(&self, asker: &Refusal, fault: &Fault) -> Response<Body> {
@@ -203,11 +196,8 @@ impl Gateway {
             return Ok(self.own_route(own, arrival));
         }
         if path == JWKS {
-            return Ok(self
-                .house
-                .limits
-                .waiting(arrival.address.network)
-                .map_or_else(|over| Decision::Throttle(None, over), |()| Decision::Keys));
+            let limited = self.house.limits.waiting(arrival.address.network);
+            return Ok(limited.map_or_else(|over| Ready::Throttle(None, over), |()| Ready::Keys).into());
         }
         // Every reading a backend could make of the path, so that no spelling goes by a room.
         let readings = Readings::of(path)?;
@@ -222,13 +212,13 @@ impl Gateway {
         };
         // A browser's own question, which costs nobody anything and brings no cookie: counted, it would use up what its script needs.
         if let Some(answer) = waiting::origin::preflight(&arrival.head, &room.origins) {
-            return Ok(Decision::Preflight(hall, answer));
+            return Ok(Ready::Preflight(hall, answer).into());
         }
         // Who it is comes before the limits: three hundred in one office are told apart by their tickets, and whoever shows none shares the
         // budget of its address. What a forged one costs is counted, too.
         let presented = match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
             Ok(presented) => presented,
-            Err(over) => return Ok(Decision::Throttle(Some(hall), over)),
+            Err(over) => return Ok(Ready::Throttle(Some(hall), over).into()),
         };
         let limits = &self.house.limits;
         let limited = match presented.name() {
@@ -236,20 +226,22 @@ impl Gateway {
             None => limits.address(arrival.address.network),
         };
         if let Err(over) = limited {
-            return Ok(Decision::Throttle(Some(hall), over));
+            return Ok(Ready::Throttle(Some(hall), over).into());
         }
         // An admitted visitor passes whatever the door does now: he may hold a reservation, and must be able to pay for it.
         if let Some(pass) = presented.pass {
+            let hall = Arc::clone(hall);
             return Ok(if claims {
-                Decision::Claim(hall, pass)
+                Errand::Claim(hall, pass)
             } else {
-                Decision::Forward(hall, pass)
-            });
+                Errand::Forward(hall, pass)
+            }
+            .into());
         }
         Ok(match hall.room.door() {
-            Door::SoldOut => Decision::SoldOut(hall, presented),
-            Door::Closed => Decision::Closed(hall),
-            _ => Decision::Wait(hall, presented, if claims { OnClaim::Yes } else { OnClaim::No }),
+            Door::SoldOut => Ready::SoldOut(hall, presented).into(),
+            Door::Closed => Ready::Closed(hall).into(),
+            _ => Errand::Wait(Arc::clone(hall), presented, if claims { OnClaim::Yes } else { OnClaim::No }).into(),
         })
     }
 
@@ -259,24 +251,24 @@ impl Gateway {
             .split_once('/')
             .and_then(|(room, name)| Some((self.halls.get(room)?, Route::named(name)?)))
         else {
-            return Decision::NotFound;
+            return Ready::NotFound.into();
         };
         if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.settings.origins) {
-            return Decision::Preflight(hall, answer);
+            return Ready::Preflight(hall, answer).into();
         }
         let throttle = |over| match route {
             // An EventSource that is answered anything but a stream gives up for good.
-            Route::Events => Decision::ComeBack(hall),
-            _ => Decision::Throttle(Some(hall), over),
+            Route::Events => Ready::ComeBack(hall).into(),
+            _ => Ready::Throttle(Some(hall), over).into(),
         };
         if let Err(over) = self.house.limits.waiting(arrival.address.network) {
             return throttle(over);
         }
         if arrival.head.method != method {
-            return Decision::WrongMethod(hall, method);
+            return Ready::WrongMethod(hall, method).into();
         }
         match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
-            Ok(presented) => Decision::Waiting(hall, route, presented),
+            Ok(presented) => Errand::Waiting(Arc::clone(hall), route, presented).into(),
             Err(over) => throttle(over),
         }
     }
@@ -284,10 +276,10 @@ impl Gateway {
     /// What no room guards goes to the backend of the rest of the site, within the limit of its address.
     fn ungated<'g>(&'g self, room: Option<&'g Arc<config::Room>>, arrival: &Arrival) -> Decision<'g> {
         if let Err(over) = self.house.limits.address(arrival.address.network) {
-            return Decision::Throttle(None, over);
+            return Ready::Throttle(None, over).into();
         }
         let to = self.fallback.as_ref().or_else(|| self.groups.get(&room?.id));
-        to.map_or(Decision::NotFound, Decision::Pass)
+        to.map_or_else(|| Ready::NotFound.into(), |to| Errand::Pass(to.clone()).into())
     }
 
     /// Where a room leads.
@@ -296,82 +288,31 @@ impl Gateway {
         self.groups.get(id).ok_or_else(|| Fault::Us(format!("room {id} leads nowhere")))
     }
 
-    /// Acts on the outcome.
-    async fn act(&self, decision: Decision<'_>, arrival: Arrival) -> Result<Response<Body>, Fault> {
-        self.count(&decision);
-        let refusal = Refusal::of(&arrival.head);
-        Ok(match decision {
-            Decision::Throttle(_, over) => refusal.throttled(&self.house, over),
-            Decision::NotFound => refusal.not_found(&self.house),
-            Decision::Keys => refuse::keys(self.house.tokens.jwks()),
-            Decision::WrongMethod(_, method) => refuse::wrong_method(&method),
-            Decision::Preflight(_, answer) => answer,
-            Decision::ComeBack(_) => waiting::sse::come_back(),
-            Decision::SoldOut(hall, presented) => wait::sold_out(&self.house, hall, &presented, &refusal),
-            Decision::Closed(hall) => refusal.closed(&self.house, hall),
-            Decision::Waiting(hall, route, presented) => {
+    /// Acts on an outcome that takes time.
+    async fn act(&self, errand: Errand, arrival: Arrival) -> Result<Response<Body>, Fault> {
+        match errand {
+            Errand::Waiting(hall, route, presented) => {
                 let Arrival { head, body, host, .. } = arrival;
                 let authority = host.authority;
-                waiting::answer(
-                    &self.house,
-                    hall,
-                    route,
-                    Asked {
-                        head,
-                        presented,
-                        body,
-                        authority,
-                    },
-                )
-                .await?
+                let asked = Asked {
+                    head,
+                    presented,
+                    body,
+                    authority,
+                };
+                waiting::answer(&self.house, &hall, route, asked).await
             }
-            Decision::Wait(hall, presented, on_claim) => self.wait(hall, presented, on_claim, arrival).await?,
-            Decision::Pass(to) => self.forward(to, None, arrival).await?,
-            Decision::Forward(hall, pass) => self.forward(self.group(hall)?, Some((hall, &pass)), arrival).await?,
-            Decision::Claim(hall, pass) => self.buy(hall, &pass, arrival).await?,
-        })
-    }
-
-    fn count(&self, decision: &Decision<'_>) {
-        match decision.hall() {
-            Some(hall) => hall.metrics.decided(decision.name()),
-            None => self.house.metrics.room(NO_ROOM).decided(decision.name()),
-        }
-    }
-}
-
-impl<'g> Decision<'g> {
-    fn hall(&self) -> Option<&'g Arc<Hall>> {
-        match self {
-            Self::Throttle(hall, _) => *hall,
-            Self::Waiting(hall, ..)
-            | Self::ComeBack(hall)
-            | Self::WrongMethod(hall, _)
-            | Self::Preflight(hall, _)
-            | Self::Forward(hall, _)
-            | Self::Claim(hall, _)
-            | Self::SoldOut(hall, _)
-            | Self::Closed(hall)
-            | Self::Wait(hall, ..) => Some(hall),
-            Self::NotFound | Self::Keys | Self::Pass(_) => None,
+            Errand::Wait(hall, presented, on_claim) => self.wait(&hall, presented, on_claim, arrival).await,
+            Errand::Pass(to) => self.forward(&to, None, arrival).await,
+            Errand::Forward(hall, pass) => self.forward(self.group(&hall)?, Some((&hall, &pass)), arrival).await,
+            Errand::Claim(hall, pass) => self.buy(&hall, &pass, arrival).await,
         }
     }
 
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Throttle(..) => "throttle",
-            Self::NotFound => "not_found",
-            Self::Keys => "keys",
-            Self::Waiting(..) => "waiting",
-            Self::ComeBack(_) => "come_back",
-            Self::WrongMethod(..) => "wrong_method",
-            Self::Preflight(..) => "preflight",
-            Self::Pass(_) => "pass",
-            Self::Forward(..) => "forward",
-            Self::Claim(..) => "claim",
-            Self::SoldOut(..) => "sold_out",
-            Self::Closed(_) => "closed",
-            Self::Wait(..) => "wait",
+    fn count(&self, hall: Option<&Arc<Hall>>, decision: &'static str) {
+        match hall {
+            Some(hall) => hall.metrics.decided(decision),
+            None => self.elsewhere.decided(decision),
         }
     }
 }

@@ -148,11 +148,10 @@ pub fn limit(request: Request<Incoming>, limits: Limits) -> (Request<Body>, Uplo
     if http_body::Body::size_hint(&body).lower() > limits.bytes {
         parts.extensions.insert(Announced { limit: limits.bytes });
     }
-    let upload = Upload::default();
     if http_body::Body::is_end_stream(&body) {
-        upload.finish();
-        return (Request::from_parts(parts, Body::empty()), upload);
+        return (Request::from_parts(parts, Body::empty()), Upload::none());
     }
+    let upload = Upload::begun();
     let body = Body::stream(Limited::new(body, limits, upload.clone()));
     (Request::from_parts(parts, body), upload)
 }

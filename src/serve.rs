@@ -178,9 +178,9 @@ impl Serving {
         let operators_stop = Stop::new();
         let operators_server = server::serve(operators, operators_live, operators_stop.clone(), move |request, _peer| {
             let ops = Arc::clone(&ops);
-            async move { ops.handle(request).await }
+            Box::pin(async move { ops.handle(request).await })
         });
-        let public_server = server::serve(public, live, stop, move |request, peer| Arc::clone(&gateway).handle(request, peer));
+        let public_server = server::serve(public, live, stop, move |request, peer| gateway.handle(request, peer));
         Ok(Self {
             public: public_address,
             operators: operators_address,

@@ -110,7 +110,7 @@ pub fn listen(address: SocketAddr, port: PortUse) -> io::Result<TcpListener> {
 pub async fn serve<H, F>(listener: TcpListener, live: Arc<Live>, stop: Stop, handle: H)
 where
     H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     let connections = TaskTracker::new();
     let door = Door {
@@ -153,7 +153,7 @@ async fn drain(connections: &TaskTracker, stop: &Stop, limit: Duration) {
 async fn accept<H, F>(listener: TcpListener, mut door: Door<H>, stop: &Stop)
 where
     H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     let mut out_of_files = Grumble::default();
     loop {
@@ -204,7 +204,7 @@ struct Door<H> {
 impl<H, F> Door<H>
 where
     H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     fn admit(&mut self, io: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());

@@ -8,7 +8,6 @@ use http::{Request, Response};
 use super::{Arrival, Gateway};
 use crate::body::Body;
 use crate::fault::Fault;
-use crate::telemetry::NO_ROOM;
 use crate::token::Pass;
 use crate::upstream::{Group, Outgoing};
 use crate::waiting::hall::{ADMISSION, Hall};
@@ -34,7 +33,7 @@ impl Gateway {
         let said = outcome.as_ref().map_or_else(Fault::code, |_| "answered");
         match admitted {
             Some((hall, _)) => hall.metrics.forwarded(said),
-            None => self.house.metrics.room(NO_ROOM).forwarded(said),
+            None => self.elsewhere.forwarded(said),
         }
         outcome
     }

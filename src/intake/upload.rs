@@ -25,18 +25,30 @@ pub struct Limits {
 }
 
 /// Whether a request's body has been read to its end.
-#[derive(Clone, Debug, Default)]
-pub struct Upload(Arc<AtomicBool>);
+#[derive(Clone, Debug)]
+pub struct Upload(Option<Arc<AtomicBool>>);
 
 impl Upload {
+    /// There is no body.
+    pub(super) fn none() -> Self {
+        Self(None)
+    }
+
+    /// There is one, and nothing of it has been read.
+    pub(super) fn begun() -> Self {
+        Self(Some(Arc::default()))
+    }
+
     /// Whether all of the body has been read (or there was none).
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.as_ref().is_none_or(|over| over.load(Relaxed))
     }
 
     pub(super) fn finish(&self) {
-        self.0.store(true, Relaxed);
+        if let Some(over) = &self.0 {
+            over.store(true, Relaxed);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, CONNECTION};
@@ -16,13 +17,13 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::activity::{Activity, Patience};
+use super::activity::{Activity, Busy, Patience};
 use super::answer::{Answer, Streams};
 use super::slots::Slot;
 use super::socket::{Socket, Spoken};
 use super::{ConnectionLimits, Peer, Shared};
 use crate::body::Body;
-use crate::intake;
+use crate::intake::{self, Upload};
 
 /// What a connection is given after it was asked to end: a client that has heard it closes by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -94,7 +95,7 @@ struct Desk<H> {
 pub(super) async fn run<H, F>(io: TcpStream, peer: Peer, slot: Slot, shared: Arc<Shared>, handle: H)
 where
     H: Fn(Request<Body>, Peer) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     let activity = Activity::new();
     let limits = &shared.settings.limits;
@@ -114,10 +115,7 @@ where
         max_headers: limits.max_headers,
     });
     let clerk = Arc::clone(&desk);
-    let service = service_fn(move |request| {
-        let desk = Arc::clone(&clerk);
-        async move { Ok::<_, Infallible>(desk.answer(request).await) }
-    });
+    let service = service_fn(move |request| clerk.answer(request));
     let io = TokioIo::new(socket);
     match spoken {
         Spoken::Http1 => {
@@ -224,21 +222,29 @@ async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, 
 impl<H, F> Desk<H>
 where
     H: Fn(Request<Body>, Peer) -> F,
-    F: Future<Output = Response<Body>>,
+    F: Future<Output = Response<Body>> + Unpin,
 {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
+    fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answered<H, F> {
         let busy = self.activity.begin();
         let http1 = request.version() < Version::HTTP_2;
-        let mut response = if request.headers().len() > self.max_headers {
-            too_many_headers()
+        let (going, upload) = if request.headers().len() > self.max_headers {
+            (Going::TooManyHeaders, None)
         } else {
             let (request, upload) = intake::limit(request, self.upload);
-            let mut response = (self.handle)(request, self.peer).await;
-            if http1 && !upload.is_over() {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            response
+            (Going::Asked((self.handle)(request, self.peer)), Some(upload).filter(|_| http1))
         };
+        Answered {
+            desk: Arc::clone(self),
+            busy: Some(busy),
+            going,
+            upload,
+        }
+    }
+
+    fn send(&self, mut response: Response<Body>, upload: Option<&Upload>, busy: Busy) -> Response<Answer> {
+        if upload.is_some_and(|upload| !upload.is_over()) {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             self.activity.upgrade();
         }
@@ -246,6 +252,40 @@ where
         match &self.streams {
             Some(streams) => response.map(|body| streams.watch(body, busy)),
             None => response.map(|body| Answer::Plain(body, busy)),
+        }
+    }
+}
+
+/// An answer on its way. Written out rather than `async`: most answers are there at once, and a future is copied more than once before it is polled.
+struct Answered<H, F> {
+    desk: Arc<Desk<H>>,
+    busy: Option<Busy>,
+    going: Going<F>,
+    /// What the request brings with it, where the connection has to end when not all of it is read.
+    upload: Option<Upload>,
+}
+
+enum Going<F> {
+    Asked(F),
+    TooManyHeaders,
+}
+
+impl<H, F> Future for Answered<H, F>
+where
+    H: Fn(Request<Body>, Peer) -> F,
+    F: Future<Output = Response<Body>> + Unpin,
+{
+    type Output = Result<Response<Answer>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let response = match &mut this.going {
+            Going::Asked(answer) => ready!(Pin::new(answer).poll(context)),
+            Going::TooManyHeaders => too_many_headers(),
+        };
+        match this.busy.take() {
+            Some(busy) => Poll::Ready(Ok(this.desk.send(response, this.upload.as_ref(), busy))),
+            None => Poll::Pending, // polled again after its end: hyper does not
         }
     }
 }

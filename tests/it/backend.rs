@@ -414,6 +414,7 @@ impl Front {
         let listener = server::listen("127.0.0.1:0".parse().unwrap(), PortUse::Alone).expect("listen");
         let address = listener.local_addr().expect("address");
         let live = Live::new(ListenerSettings::plain(limits));
+        let handle = move |request, peer| Box::pin(handle(request, peer));
         let serving = tokio::spawn(server::serve(listener, Arc::clone(&live), stop.clone(), handle));
         Self {
             address,

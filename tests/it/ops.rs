@@ -88,7 +88,7 @@ impl Listener {
             draining,
             serving: tokio::spawn(server::serve(socket, live, Stop::new(), move |request, _| {
                 let ops = Arc::clone(&ops);
-                async move { ops.handle(request).await }
+                Box::pin(async move { ops.handle(request).await })
             })),
         }
     }

@@ -435,7 +435,7 @@ async fn the_peer_is_known_over_real_sockets_v4_in_v6_too() {
         listener,
         Live::new(ListenerSettings::plain(limits())),
         stop.clone(),
-        |_, peer: Peer| async move { Response::new(Body::full(peer.address.ip().to_string())) },
+        |_, peer: Peer| Box::pin(async move { Response::new(Body::full(peer.address.ip().to_string())) }),
     ));
     for address in ["127.0.0.1", "::1"] {
         let mut client = Wire::to(SocketAddr::new(address.parse().unwrap(), port)).await;
