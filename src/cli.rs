@@ -137,7 +137,7 @@ impl Work {
     #[must_use]
     pub fn workers(&self) -> Option<usize> {
         match &self.0 {
-            Kind::Serve(config) => Some(config.server.workers).filter(|workers| *workers > 0),
+            Kind::Serve(_) => Some(1),
             Kind::Room(_) => Some(1),
             Kind::Demo(_) | Kind::Crowd(_) | Kind::Shop(_) => None,
         }

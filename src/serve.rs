@@ -25,6 +25,7 @@ use crate::ops::{Ops, OpsRoom};
 use crate::queue::{Line, terms};
 use crate::response::pages::{Pages, PagesError};
 use crate::room::Room;
+use crate::server::workers::{Port, Workers};
 use crate::server::{self, ListenerSettings, Live, PortUse};
 use crate::stop::Stop;
 use crate::store::embedded::{Embedded, EmbeddedFault};
@@ -91,7 +92,8 @@ pub struct Serving {
     pub operators: SocketAddr,
     /// The process of the private Redis, if there is one.
     pub store_pid: Option<u32>,
-    public_server: JoinHandle<()>,
+    public_servers: Vec<JoinHandle<()>>,
+    workers: Workers,
     operators_server: JoinHandle<()>,
     operators_stop: Stop,
     rounds: TaskTracker,
@@ -135,10 +137,11 @@ impl Serving {
     /// Why it does not start.
     pub async fn start(config: Config, stop: Stop) -> Result<Self, StartFault> {
         let clock = Clock::system();
-        let public = listen(config.server.listen)?;
+        let workers = Workers::start(worker_count(&config)).map_err(StartFault::Thread)?;
+        let public = Port::open(config.server.listen, workers.count()).map_err(|fault| StartFault::Listen(config.server.listen, fault))?;
         let operators = listen(config.ops.listen)?;
         let address = |listener: &TcpListener, asked| listener.local_addr().map_err(|fault| StartFault::Listen(asked, fault));
-        let (public_address, operators_address) = (address(&public, config.server.listen)?, address(&operators, config.ops.listen)?);
+        let (public_address, operators_address) = (public.address(), address(&operators, config.ops.listen)?);
         let house = Arc::new(house(&config, &clock, &stop)?);
         let (embedded, url) = open_embedded(&config.store).await?;
         let options = StoreOptions {
@@ -180,12 +183,18 @@ impl Serving {
             let ops = Arc::clone(&ops);
             Box::pin(async move { ops.handle(request).await })
         });
-        let public_server = server::serve(public, live, stop, move |request, peer| gateway.handle(request, peer));
+        let public_servers = workers.each(public, |listener| {
+            let gateway = Arc::clone(&gateway);
+            server::serve(listener, Arc::clone(&live), stop.clone(), move |request, peer| {
+                gateway.handle(request, peer)
+            })
+        });
         Ok(Self {
             public: public_address,
             operators: operators_address,
             store_pid: embedded.as_ref().and_then(Embedded::pid),
-            public_server: tokio::spawn(public_server),
+            public_servers,
+            workers,
             operators_server: tokio::spawn(operators_server),
             operators_stop,
             rounds,
@@ -197,7 +206,9 @@ impl Serving {
 
     /// Waits until everything has ended.
     pub async fn ended(self) {
-        let _public = self.public_server.await;
+        for server in self.public_servers {
+            let _public = server.await;
+        }
         self.operators_stop.draining.cancel();
         let mut operators = self.operators_server;
         if tokio::time::timeout(LAST_ANSWER, &mut operators).await.is_err() {
@@ -210,7 +221,7 @@ impl Serving {
         if let Some(embedded) = self.embedded {
             embedded.stop().await;
         }
-        drop(self.own);
+        drop((self.own, self.workers));
         tracing::info!("stopped");
     }
 }
@@ -225,6 +236,14 @@ fn house(config: &Config, clock: &Clock, stop: &Stop) -> Result<House, StartFaul
         stop: stop.clone(),
         prefix: config.server.prefix.clone(),
     })
+}
+
+/// As many as are asked for, else one for each core that this process may use.
+fn worker_count(config: &Config) -> usize {
+    match config.server.workers {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        workers => workers,
+    }
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, StartFault> {

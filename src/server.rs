@@ -30,6 +30,7 @@ pub mod files;
 mod settings;
 mod slots;
 mod socket;
+pub mod workers;
 
 use connection::Builders;
 pub use settings::{ConnectionLimits, ListenerSettings, Live};
@@ -85,6 +86,10 @@ pub enum PortUse {
 ///
 /// What the machine says: the address is taken, or not ours.
 pub fn listen(address: SocketAddr, port: PortUse) -> io::Result<TcpListener> {
+    TcpListener::from_std(open(address, port)?)
+}
+
+fn open(address: SocketAddr, port: PortUse) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     if port == PortUse::Shared {
@@ -100,7 +105,7 @@ pub fn listen(address: SocketAddr, port: PortUse) -> io::Result<TcpListener> {
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    Ok(socket.into())
 }
 
 /// Serves a listener until `stop` begins, then drains it, and returns when all is over: every connection, and every task of [`Stop::tasks`].
