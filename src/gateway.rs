@@ -20,7 +20,7 @@ use crate::room::{Door, Guarded, Rooms};
 use crate::telemetry::{NO_ROOM, RoomMetrics};
 use crate::upstream::{Group, Upstreams};
 use crate::visitor::{Address, Peer, X_FORWARDED_FOR};
-use crate::waiting::hall::{Hall, House};
+use crate::waiting::hall::{Enough, Hall, House};
 use crate::waiting::{self, Asked, Route};
 
 mod buy;
@@ -125,7 +125,7 @@ impl Gateway {
         match self.decide(&arrival) {
             Ok(Decision::Answer(ready)) => Answering::now(self.answer(ready, &arrival, &asker)),
             Ok(Decision::Ask(errand)) => {
-                let gateway = Arc::clone(self);
+                let (gateway, arrival) = (Arc::clone(self), Box::new(arrival));
                 Answering::later(async move { gateway.run(errand, arrival, &asker).await })
             }
             Err(fault) => Answering::now(self.broke(&asker, &fault)),
@@ -169,7 +169,7 @@ impl Gateway {
     }
 
     /// Runs an errand, and says what broke on it.
-    async fn run(&self, errand: Errand, arrival: Arrival, asker: &Refusal) -> Response<Body> {
+    async fn run(&self, errand: Errand, arrival: Box<Arrival>, asker: &Refusal) -> Response<Body> {
         let hall = errand.hall().cloned();
         self.count(hall.as_ref(), errand.name());
         let to_shop = matches!(errand, Errand::Pass(_) | Errand::Forward(..));
@@ -216,7 +216,7 @@ impl Gateway {
         }
         // Who it is comes before the limits: three hundred in one office are told apart by their tickets, and whoever shows none shares the
         // budget of its address. What a forged one costs is counted, too.
-        let presented = match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
+        let presented = match hall.identify(&self.house, arrival.address, &arrival.head.headers, Enough::Admission) {
             Ok(presented) => presented,
             Err(over) => return Ok(Ready::Throttle(Some(hall), over).into()),
         };
@@ -267,7 +267,7 @@ impl Gateway {
         if arrival.head.method != method {
             return Ready::WrongMethod(hall, method).into();
         }
-        match hall.identify(&self.house, arrival.address, &arrival.head.headers) {
+        match hall.identify(&self.house, arrival.address, &arrival.head.headers, Enough::All) {
             Ok(presented) => Errand::Waiting(Arc::clone(hall), route, presented).into(),
             Err(over) => throttle(over),
         }
@@ -288,11 +288,11 @@ impl Gateway {
         self.groups.get(id).ok_or_else(|| Fault::Us(format!("room {id} leads nowhere")))
     }
 
-    /// Acts on an outcome that takes time.
-    async fn act(&self, errand: Errand, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    /// Acts on an outcome that takes time. The longer ways are boxed once more: the short one, to the backend, is what most of the admitted go.
+    async fn act(&self, errand: Errand, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
         match errand {
             Errand::Waiting(hall, route, presented) => {
-                let Arrival { head, body, host, .. } = arrival;
+                let Arrival { head, body, host, .. } = *arrival;
                 let authority = host.authority;
                 let asked = Asked {
                     head,
@@ -300,12 +300,12 @@ impl Gateway {
                     body,
                     authority,
                 };
-                waiting::answer(&self.house, &hall, route, asked).await
+                Box::pin(waiting::answer(&self.house, &hall, route, asked)).await
             }
-            Errand::Wait(hall, presented, on_claim) => self.wait(&hall, presented, on_claim, arrival).await,
+            Errand::Wait(hall, presented, on_claim) => Box::pin(self.wait(&hall, presented, on_claim, arrival)).await,
             Errand::Pass(to) => self.forward(&to, None, arrival).await,
             Errand::Forward(hall, pass) => self.forward(self.group(&hall)?, Some((&hall, &pass)), arrival).await,
-            Errand::Claim(hall, pass) => self.buy(&hall, &pass, arrival).await,
+            Errand::Claim(hall, pass) => Box::pin(self.buy(&hall, &pass, arrival)).await,
         }
     }
 

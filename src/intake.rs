@@ -69,10 +69,10 @@ fn check_target<B>(request: &Request<B>) -> Result<(), ClientFault> {
 
 fn check_framing<B>(request: &Request<B>) -> Result<(), ClientFault> {
     let headers = request.headers();
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    if let Some(coding) = codings.next() {
+    if let Some(coding) = headers.get(TRANSFER_ENCODING) {
         let plain = coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
-        if !plain || codings.next().is_some() || request.version() != Version::HTTP_11 {
+        let several = headers.get_all(TRANSFER_ENCODING).iter().nth(1).is_some();
+        if !plain || several || request.version() != Version::HTTP_11 {
             return Err(ClientFault::Malformed("Transfer-Encoding may only be `chunked`, once"));
         }
     }

@@ -19,6 +19,8 @@ pub mod view;
 use pages::{Language, Pages};
 
 const X_REQUESTED_WITH: HeaderName = HeaderName::from_static("x-requested-with");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 const X_ROBOTS_TAG: HeaderName = HeaderName::from_static("x-robots-tag");
 
 /// Who reads the answer.
@@ -36,9 +38,9 @@ pub fn reader(method: &Method, headers: &HeaderMap) -> Reader {
     if !matches!(*method, Method::GET | Method::HEAD | Method::POST) {
         return Reader::Script;
     }
-    let is = |name: &str, value: &str| headers.get(name).is_some_and(|found| found == value);
-    if let Some(mode) = headers.get("sec-fetch-mode") {
-        return if mode == "navigate" && !is("sec-fetch-dest", "empty") {
+    if let Some(mode) = headers.get(SEC_FETCH_MODE) {
+        let shown = headers.get(SEC_FETCH_DEST).is_none_or(|dest| dest != "empty");
+        return if mode == "navigate" && shown {
             Reader::Person
         } else {
             Reader::Script

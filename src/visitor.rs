@@ -55,7 +55,11 @@ impl Address {
         } else {
             peer
         };
-        let told = headers.get_all(X_FORWARDED_PROTO).iter().next_back().filter(|_| trusted_peer);
+        let told = if trusted_peer {
+            headers.get_all(X_FORWARDED_PROTO).iter().next_back()
+        } else {
+            None
+        };
         let https = told.map_or(tls, |value| {
             let nearest = value.to_str().ok().and_then(|value| value.rsplit(',').next());
             nearest.is_some_and(|value| value.trim().eq_ignore_ascii_case("https"))

@@ -31,7 +31,7 @@ const UNITS: HeaderName = HeaderName::from_static("waitgate-units");
 const EXPIRES: HeaderName = HeaderName::from_static("waitgate-expires");
 
 impl Gateway {
-    pub(super) async fn buy(self: &Gateway, hall: &Arc<Hall>, pass: &Arc<Pass>, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    pub(super) async fn buy(self: &Gateway, hall: &Arc<Hall>, pass: &Arc<Pass>, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
         let refusal = Refusal::of(&arrival.head);
         let room = &hall.room;
         let Some(settings) = &hall.settings.claim else {
@@ -43,7 +43,7 @@ impl Gateway {
             address,
             peer,
             host,
-        } = arrival;
+        } = *arrival;
         let bytes = collect(body, settings.max_body_bytes).await?;
         let claim = match Claim::read(settings, self.first_byte_ms, &pass.admission, &head, &bytes) {
             Ok(claim) => claim,
@@ -61,19 +61,14 @@ impl Gateway {
         let mut added = reserved_headers(&reservation, &key);
         forward::identify(hall, pass, &mut added);
         let body = Body::full(bytes);
-        self.send_claim(
-            hall,
-            (reservation, attempt),
-            added,
-            Arrival {
-                head,
-                body,
-                address,
-                peer,
-                host,
-            },
-        )
-        .await
+        let arrival = Box::new(Arrival {
+            head,
+            body,
+            address,
+            peer,
+            host,
+        });
+        self.send_claim(hall, (reservation, attempt), added, arrival).await
     }
 
     /// What the gate says: on with a reservation, or an answer.
@@ -121,7 +116,7 @@ impl Gateway {
         hall: &Arc<Hall>,
         (reservation, attempt): (Reservation, Attempt),
         added: HeaderMap,
-        arrival: Arrival,
+        arrival: Box<Arrival>,
     ) -> Result<Response<Body>, Fault> {
         let gateway = self.me().ok_or_else(|| Fault::Us("the gateway is gone".to_owned()))?;
         let hall = Arc::clone(hall);

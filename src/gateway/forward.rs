@@ -23,7 +23,7 @@ impl Gateway {
         &self,
         to: &Group,
         admitted: Option<(&Arc<Hall>, &Pass)>,
-        arrival: Arrival,
+        arrival: Box<Arrival>,
     ) -> Result<Response<Body>, Fault> {
         let mut added = HeaderMap::new();
         if let Some((hall, pass)) = admitted {
@@ -39,7 +39,7 @@ impl Gateway {
     }
 
     /// Sends a request with these headers on it.
-    pub(super) async fn send(&self, to: &Group, added: HeaderMap, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    pub(super) async fn send(&self, to: &Group, added: HeaderMap, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
         let outgoing = Outgoing {
             to,
             client: arrival.address.ip,

@@ -36,7 +36,7 @@ impl Gateway {
         hall: &Arc<Hall>,
         presented: Presented,
         on_claim: OnClaim,
-        arrival: Arrival,
+        arrival: Box<Arrival>,
     ) -> Result<Response<Body>, Fault> {
         let refusal = Refusal::of(&arrival.head);
         let method = &arrival.head.method;
@@ -60,7 +60,13 @@ impl Gateway {
     }
 
     /// The first time here, or without a cookie: at once if nobody waits, else a ticket and the page.
-    async fn come_first(&self, hall: &Arc<Hall>, user: Option<&str>, arrival: Arrival, refusal: &Refusal) -> Result<Response<Body>, Fault> {
+    async fn come_first(
+        &self,
+        hall: &Arc<Hall>,
+        user: Option<&str>,
+        arrival: Box<Arrival>,
+        refusal: &Refusal,
+    ) -> Result<Response<Body>, Fault> {
         let ticket = hall.new_ticket(&self.house, user);
         if let Some(pass) = self.open_door(hall, &ticket, user)? {
             return self.let_in(hall, &ticket, pass, arrival).await;
@@ -107,7 +113,7 @@ impl Gateway {
         &self,
         hall: &Arc<Hall>,
         (ticket, user): (Ticket, Option<&str>),
-        arrival: Arrival,
+        arrival: Box<Arrival>,
         refusal: &Refusal,
     ) -> Result<Response<Body>, Fault> {
         if let Some(pass) = self.open_door(hall, &ticket, user)? {
@@ -158,7 +164,7 @@ impl Gateway {
     }
 
     /// In, with this very request: the page of the shop is the answer, and the cookies come with it.
-    async fn let_in(&self, hall: &Arc<Hall>, ticket: &Ticket, pass: Pass, arrival: Arrival) -> Result<Response<Body>, Fault> {
+    async fn let_in(&self, hall: &Arc<Hall>, ticket: &Ticket, pass: Pass, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
         hall.feed.tell(&ticket.id, &Sight::of(&hall.room).admitted(pass.admission.until_ms));
         let answer = self.forward(self.group(hall)?, Some((hall, &pass)), arrival).await;
         // Whatever the shop answers, even nothing: the admission was given, and must not be lost with a bad answer.

@@ -6,7 +6,8 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA};
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 
@@ -16,7 +17,6 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Names by which somebody in front tells a backend who the client is or what it asked for. Only a trusted proxy may.
 const IDENTITY: [&str; 9] = [
@@ -30,6 +30,8 @@ const IDENTITY: [&str; 9] = [
     "cf-connecting-ipv6",
     "fastly-client-ip",
 ];
+/// Headers that are put on every request.
+const ADDED: usize = 5;
 /// Names that make some backends serve another path than the one that was gated. Nobody may.
 const OTHER_PATH: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-url"];
 
@@ -37,10 +39,9 @@ const OTHER_PATH: [&str; 3] = ["x-original-url", "x-original-uri", "x-rewrite-ur
 pub(super) fn outgoing(parts: &mut Parts, to: &Outgoing<'_>, body_length: Option<u64>, upgrade: bool) {
     let version = parts.version;
     let headers = &mut parts.headers;
+    headers.reserve(ADDED + to.added.len());
     let chain = Chain::read(headers, to);
-    strip_hop(headers);
-    headers.remove(EXPECT);
-    strip_forged(headers, to.trusted_peer);
+    strip(headers, |name| is_hop(name) || name == "expect" || is_forged(name, to.trusted_peer));
     strip_cookies(headers, to.cookie_prefixes);
     set_host(headers, parts.uri.authority());
     chain.write(headers, to);
@@ -55,22 +56,25 @@ pub(super) fn outgoing(parts: &mut Parts, to: &Outgoing<'_>, body_length: Option
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
-    for name in to.added.keys() {
-        headers.remove(name);
-    }
+    let mut last = None;
     for (name, value) in &to.added {
-        headers.append(name, value.clone());
+        if last == Some(name) {
+            headers.append(name, value.clone());
+        } else {
+            headers.insert(name, value.clone()); // in the place of whatever the client sent
+        }
+        last = Some(name);
     }
 }
 
 /// Makes a backend's head the client's. The `Upgrade` of an answered pass-through is put back by its module.
 pub(super) fn incoming(headers: &mut HeaderMap) {
-    strip_hop(headers);
+    strip(headers, is_hop);
 }
 
 /// Takes out of trailers what may not be there.
 pub(super) fn clean_trailers(trailers: &mut HeaderMap) {
-    strip_hop(trailers);
+    strip(trailers, is_hop);
     trailers.remove(CONTENT_LENGTH);
     trailers.remove(HOST);
 }
@@ -87,43 +91,28 @@ fn words(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// Headers of one hop, and whatever `Connection` says is one. What frames or addresses the message is never taken off on a client's word.
-fn strip_hop(headers: &mut HeaderMap) {
+/// Takes off what is `unwanted`, and whatever `Connection` says belongs to one hop. What frames or addresses the message is never taken off on a
+/// client's word. One look at each name, and nothing is allocated where nothing comes off.
+fn strip(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
     let mut doomed: Vec<HeaderName> = Vec::new();
-    for value in headers.get_all(CONNECTION) {
-        doomed.extend(words(value).filter_map(|word| HeaderName::from_bytes(word).ok()));
+    if headers.contains_key(CONNECTION) {
+        for value in headers.get_all(CONNECTION) {
+            doomed.extend(words(value).filter_map(|word| HeaderName::from_bytes(word).ok()));
+        }
+        doomed.retain(|name| *name != HOST && *name != CONTENT_LENGTH && *name != COOKIE);
     }
-    doomed.retain(|name| *name != HOST && *name != CONTENT_LENGTH && *name != COOKIE);
-    doomed.extend(
-        headers
-            .keys()
-            .filter(|name| name.as_str().starts_with("proxy"))
-            .filter(|name| is_proxy_header(name))
-            .cloned(),
-    );
+    doomed.extend(headers.keys().filter(|name| unwanted(name.as_str())).cloned());
     for name in doomed {
         headers.remove(name);
     }
-    for name in [CONNECTION, KEEP_ALIVE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE] {
-        headers.remove(name);
-    }
-    headers.remove("http2-settings");
 }
 
-/// `Proxy` itself too: CGI backends make `HTTP_PROXY` of it.
-fn is_proxy_header(name: &HeaderName) -> bool {
-    matches!(name.as_str(), "proxy") || name.as_str().starts_with("proxy-")
-}
-
-fn strip_forged(headers: &mut HeaderMap, trusted_peer: bool) {
-    let doomed: Vec<HeaderName> = headers
-        .keys()
-        .filter(|name| is_forged(name.as_str(), trusted_peer))
-        .cloned()
-        .collect();
-    for name in doomed {
-        headers.remove(name);
-    }
+/// Headers of one hop. `Proxy` itself too: CGI backends make `HTTP_PROXY` of it.
+fn is_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection" | "keep-alive" | "te" | "trailer" | "transfer-encoding" | "upgrade" | "http2-settings" | "proxy"
+    ) || name.starts_with("proxy-")
 }
 
 fn is_forged(name: &str, trusted_peer: bool) -> bool {
@@ -233,13 +222,14 @@ impl Chain {
     }
 
     fn write(self, headers: &mut HeaderMap, to: &Outgoing<'_>) {
-        let mut forwarded_for = self.forwarded_for;
-        if !forwarded_for.is_empty() {
-            forwarded_for.push_str(", ");
+        let peer = written(to.peer);
+        let client = if to.client == to.peer { peer.clone() } else { written(to.client) };
+        if self.forwarded_for.is_empty() {
+            headers.insert(X_FORWARDED_FOR, peer);
+        } else {
+            set(headers, X_FORWARDED_FOR, &format!("{}, {}", self.forwarded_for, to.peer));
         }
-        let _ = write!(forwarded_for, "{}", to.peer);
-        set(headers, X_FORWARDED_FOR, &forwarded_for);
-        set(headers, X_REAL_IP, &to.client.to_string());
+        headers.insert(X_REAL_IP, client);
         if let Some(mut forwarded) = self.forwarded {
             let peer = match to.peer {
                 IpAddr::V4(address) => address.to_string(),
@@ -253,6 +243,29 @@ impl Chain {
             headers.insert(X_FORWARDED_HOST, host);
         }
     }
+}
+
+/// An address as a header's value. The v4 one by hand: formatting it costs more than all else that is put on.
+fn written(address: IpAddr) -> HeaderValue {
+    let mut text = Vec::with_capacity(40);
+    match address {
+        IpAddr::V4(v4) => {
+            for (at, octet) in v4.octets().into_iter().enumerate() {
+                if at > 0 {
+                    text.push(b'.');
+                }
+                if octet >= 100 {
+                    text.push(b'0' + octet / 100);
+                }
+                if octet >= 10 {
+                    text.push(b'0' + octet / 10 % 10);
+                }
+                text.push(b'0' + octet % 10);
+            }
+        }
+        IpAddr::V6(v6) => text.extend_from_slice(v6.to_string().as_bytes()),
+    }
+    HeaderValue::from_maybe_shared(Bytes::from(text)).unwrap_or(HeaderValue::from_static("unknown")) // digits, dots and colons always are
 }
 
 fn set(headers: &mut HeaderMap, name: HeaderName, value: &str) {
@@ -278,4 +291,19 @@ fn single(headers: &HeaderMap, name: HeaderName) -> Option<HeaderValue> {
     let mut lines = headers.get_all(name).iter();
     let value = lines.next()?;
     lines.next().is_none().then(|| value.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// An address is written as everybody writes it.
+        #[test]
+        fn an_address_is_written_as_it_is(address: std::net::IpAddr) {
+            let value = written(address);
+            prop_assert_eq!(value.to_str().unwrap(), address.to_string());
+        }
+    }
 }

@@ -97,6 +97,15 @@ pub struct Presented {
     pub pass: Option<Arc<Pass>>,
 }
 
+/// When the looking ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enough {
+    /// An admission is enough.
+    Admission,
+    /// All is looked at.
+    All,
+}
+
 impl Presented {
     /// What limits count this visitor by.
     #[must_use]
@@ -108,48 +117,49 @@ impl Presented {
 }
 
 impl Hall {
-    /// Verifies what a request presents. Bad signatures count against the address.
+    /// Verifies what a request presents. Bad signatures count against the address. Whoever shows an admission needs no ticket to pass: `enough` says
+    /// that it ends there.
     ///
     /// # Errors
     /// The address has sent too many bad signatures.
-    pub fn identify(&self, house: &House, address: Address, headers: &HeaderMap) -> Result<Presented, Over> {
+    pub fn identify(&self, house: &House, address: Address, headers: &HeaderMap, enough: Enough) -> Result<Presented, Over> {
         let now_ms = self.room.now_ms();
-        let id = &self.room.id;
-        let mut presented = Presented {
-            user: self.login.as_ref().and_then(|login| login.user(headers, address, now_ms)),
-            ..Presented::default()
+        let user = self.login.as_ref().and_then(|login| login.user(headers, address, now_ms));
+        // Where the room reads a login, a ticket or an admission of another user is not this visitor's.
+        let pass = self.show_pass(house, address, headers, now_ms)?;
+        let pass = pass.filter(|pass| user.as_ref().is_none_or(|user| pass.admission.user == *user));
+        let ticket = match &pass {
+            Some(_) if enough == Enough::Admission => None,
+            _ => self.show_ticket(house, address, headers, now_ms)?,
         };
-        for token in cookies(headers, &self.names.ticket) {
-            match house.tokens.verify_ticket(id, token, now_ms) {
-                Verified::Good(ticket) => {
-                    presented.ticket = Some(ticket);
-                    break;
-                }
-                Verified::Expired => {}
-                Verified::Forged => house.limits.forgery(address.network)?,
-            }
-        }
-        let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
-        for token in cookies(headers, &self.names.admission).chain(in_header) {
-            match house.tokens.verify_admission(id, token, now_ms) {
-                Verified::Good(pass) => {
-                    presented.pass = Some(pass);
-                    break;
-                }
-                Verified::Expired => {}
-                Verified::Forged => house.limits.forgery(address.network)?,
-            }
-        }
-        self.match_login(house, &mut presented);
-        Ok(presented)
+        let ticket = ticket.filter(|ticket| {
+            let own = user.as_ref().map(|user| house.tokens.ticket_id(&self.room.id, Some(user)));
+            own.is_none_or(|own| ticket.id == own)
+        });
+        Ok(Presented { user, ticket, pass })
     }
 
-    /// Where the room reads a login, a ticket or an admission of another user is not this visitor's.
-    fn match_login(&self, house: &House, presented: &mut Presented) {
-        let Some(user) = &presented.user else { return };
-        let id = house.tokens.ticket_id(&self.room.id, Some(user));
-        presented.ticket = presented.ticket.take().filter(|ticket| ticket.id == id);
-        presented.pass = presented.pass.take().filter(|pass| pass.admission.user == *user);
+    fn show_pass(&self, house: &House, address: Address, headers: &HeaderMap, now_ms: UnixMs) -> Result<Option<Arc<Pass>>, Over> {
+        let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
+        for token in cookies(headers, &self.names.admission).chain(in_header) {
+            match house.tokens.verify_admission(&self.room.id, token, now_ms) {
+                Verified::Good(pass) => return Ok(Some(pass)),
+                Verified::Expired => {}
+                Verified::Forged => house.limits.forgery(address.network)?,
+            }
+        }
+        Ok(None)
+    }
+
+    fn show_ticket(&self, house: &House, address: Address, headers: &HeaderMap, now_ms: UnixMs) -> Result<Option<Ticket>, Over> {
+        for token in cookies(headers, &self.names.ticket) {
+            match house.tokens.verify_ticket(&self.room.id, token, now_ms) {
+                Verified::Good(ticket) => return Ok(Some(ticket)),
+                Verified::Expired => {}
+                Verified::Forged => house.limits.forgery(address.network)?,
+            }
+        }
+        Ok(None)
     }
 
     /// A new ticket without a place.

@@ -4,7 +4,7 @@
 
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ORIGIN, VARY,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, VARY,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -45,8 +45,8 @@ fn is_own(origin: &str, authority: &str) -> bool {
 /// Answers a preflight of a listed origin; nobody is counted or asked for it. None: not a preflight, or not one of ours.
 #[must_use]
 pub fn preflight(head: &Parts, listed: &[String]) -> Option<Response<Body>> {
-    let asked = head.headers.contains_key("access-control-request-method");
-    (head.method == http::Method::OPTIONS && asked && listed_origin(&head.headers, listed).is_some()).then(|| {
+    let asked = || head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    (head.method == http::Method::OPTIONS && asked() && listed_origin(&head.headers, listed).is_some()).then(|| {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         let headers = response.headers_mut();
