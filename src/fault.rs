@@ -128,6 +128,12 @@ impl Fault {
         }
     }
 
+    /// Whether the connection is not to be trusted further: what a client sent could be read in two ways, and so could what follows.
+    #[must_use]
+    pub fn ends_connection(&self) -> bool {
+        matches!(self, Self::Client(ClientFault::Malformed(_)))
+    }
+
     /// Whether the backend may have acted on the request although no good answer came.
     #[must_use]
     pub fn may_have_run(&self) -> bool {

@@ -27,6 +27,7 @@ mod activity;
 mod answer;
 mod connection;
 pub mod files;
+mod head;
 mod settings;
 mod slots;
 mod socket;

@@ -1,7 +1,7 @@
 //! How a "no" is said: a page to a person, a problem to a script.
 
 use bytes::Bytes;
-use http::header::{ACCEPT_LANGUAGE, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT_LANGUAGE, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
@@ -161,7 +161,11 @@ impl Refusal {
         if matches!(fault, Fault::Upstream(_)) {
             problem = problem.with("may_have_run", fault.may_have_run());
         }
-        self.say(house, None, notice, problem)
+        let mut response = self.say(house, None, notice, problem);
+        if fault.ends_connection() {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close")); // HTTP/2 leaves it out
+        }
+        response
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 use super::activity::Activity;
+use super::head::{Heads, POISON};
 use super::slots::Slot;
 use crate::body::Pause;
 
@@ -30,6 +31,7 @@ const LINGER_BYTES: usize = 32 * 1024 * 1024;
 pub(super) struct Socket {
     io: TcpStream,
     seen: Bytes,
+    heads: Option<Heads>,
     activity: Arc<Activity>,
     stall_limit: Duration,
     stall: Pause,
@@ -55,6 +57,7 @@ impl Socket {
         Self {
             io,
             seen: Bytes::new(),
+            heads: None,
             activity,
             stall_limit,
             stall: Pause::new(),
@@ -79,7 +82,11 @@ impl Socket {
                 continue;
             }
             self.seen = Bytes::copy_from_slice(&bytes[..filled]);
-            return Ok(Some(if http2 { Spoken::Http2 } else { Spoken::Http1 }));
+            if http2 {
+                return Ok(Some(Spoken::Http2));
+            }
+            self.heads = Some(Heads::new());
+            return Ok(Some(Spoken::Http1));
         }
     }
 
@@ -92,6 +99,27 @@ impl Socket {
         }
         ready!(self.stall.poll_over(context, self.stall_limit));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+
+    /// Cuts off what hyper must not see of the bytes that just came. After an upgrade they are none of our business.
+    fn look_over(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
+        let Some(heads) = &mut self.heads else { return };
+        if self.activity.is_upgraded() {
+            self.heads = None;
+            return;
+        }
+        if heads.refused() {
+            buffer.set_filled(before); // as if the client had ended
+            return;
+        }
+        let read = buffer.filled().len() - before;
+        let passed = heads.pass(&buffer.filled()[before..]);
+        if passed < read {
+            buffer.set_filled(before + passed);
+            let (now, later) = POISON.split_at(POISON.len().min(buffer.remaining()));
+            buffer.put_slice(now);
+            self.seen = Bytes::from_static(later);
+        }
     }
 
     /// Throws away what the client still sends, until it ends, or a limit does.
@@ -119,13 +147,18 @@ impl AsyncRead for Socket {
         let this = self.get_mut();
         if this.seen.has_remaining() {
             let length = this.seen.remaining().min(buffer.remaining());
+            let before = buffer.filled().len();
             buffer.put_slice(&this.seen.split_to(length));
+            if !this.heads.as_ref().is_some_and(Heads::refused) {
+                this.look_over(buffer, before); // otherwise it is the rest of the poison
+            }
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
         if buffer.filled().len() > before {
             this.activity.read();
+            this.look_over(buffer, before);
         } else if buffer.remaining() > 0 {
             this.ended = true;
         }

@@ -119,7 +119,8 @@ fn is_forged(name: &str, trusted_peer: bool) -> bool {
     if name.contains('_') {
         // Always, from a trusted proxy too: it writes the right name, and an underscore twin came through it from the client.
         let twin = name.replace('_', "-");
-        return is_ours(&twin) || is_identity(&twin) || OTHER_PATH.contains(&twin.as_str());
+        let framing = matches!(twin.as_str(), "content-length" | "transfer-encoding");
+        return framing || is_ours(&twin) || is_identity(&twin) || OTHER_PATH.contains(&twin.as_str());
     }
     is_ours(name) || OTHER_PATH.contains(&name) || (!trusted_peer && is_identity(name))
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HeaderMap;
+use http::header::{HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::combinators::BoxBody;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -398,6 +398,9 @@ impl Front {
                 pass(&upstreams, &to, &treatment, request, peer).await.unwrap_or_else(|fault| {
                     let mut response = Response::new(Body::full(fault.code()));
                     *response.status_mut() = fault.status();
+                    if fault.ends_connection() {
+                        response.headers_mut().insert("connection", HeaderValue::from_static("close"));
+                    }
                     response
                 })
             }
