@@ -201,7 +201,7 @@ impl Gateway {
         }
         // Every reading a backend could make of the path, so that no spelling goes by a room.
         let readings = Readings::of(path)?;
-        let (room, claims) = match self.rooms.find(&arrival.host.name, &readings) {
+        let (room, claims) = match self.rooms.find(arrival.host.name(), &readings) {
             Guarded::Claim(room) => (room, may_be_read_as_post(&arrival.head)),
             Guarded::Room(room) => (room, false),
             Guarded::Bypass(room) => return Ok(self.ungated(Some(room), arrival)),

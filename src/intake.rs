@@ -20,8 +20,16 @@ pub use upload::{Limits, Upload};
 pub struct Host {
     /// As the client wrote it, in lower case, with the port: `shop.example:8080`.
     pub authority: String,
+    /// How much of it is the name.
+    name_length: usize,
+}
+
+impl Host {
     /// Lower case, without port and without the root's trailing dot: what rules are matched on.
-    pub name: String,
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.authority.get(..self.name_length).unwrap_or_default()
+    }
 }
 
 /// Refuses what two readers could read differently. Answers the host the request is for.
@@ -111,11 +119,11 @@ fn host<B>(request: &Request<B>) -> Result<Host, &'static str> {
         (None, None) => return Err("there is no Host"),
     };
     let authority = written.to_ascii_lowercase();
-    let name = name_of(&authority).ok_or("the Host is not a host")?.to_owned();
-    Ok(Host { authority, name })
+    let name_length = name_of(&authority).ok_or("the Host is not a host")?.len();
+    Ok(Host { authority, name_length })
 }
 
-/// The host of an authority in lower case, when it is one: a name or an address, and perhaps a port.
+/// The host of an authority in lower case, when it is one: a name or an address, and perhaps a port. It is what the authority begins with.
 fn name_of(authority: &str) -> Option<&str> {
     let (name, rest) = match authority.strip_prefix('[') {
         Some(inner) => {
@@ -169,7 +177,7 @@ mod tests {
     }
 
     fn name(uri: &str, headers: &[(&str, &str)], version: Version) -> Option<String> {
-        check(&request(uri, headers, version)).ok().map(|host| host.name)
+        check(&request(uri, headers, version)).ok().map(|host| host.name().to_owned())
     }
 
     #[test]

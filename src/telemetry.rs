@@ -50,6 +50,8 @@ pub const METRICS_TYPE: &str = prometheus_text::CONTENT_TYPE;
 
 /// The `room` of what belongs to none.
 pub const NO_ROOM: &str = "-";
+/// How a forwarded request ends that nothing broke.
+pub const ANSWERED: &str = "answered";
 /// What may be decided about a request; the gateway names one for each.
 const DECISIONS: [&str; 13] = [
     "throttle",
@@ -223,6 +225,14 @@ impl Metrics {
         };
         RoomMetrics {
             decided: DECISIONS.map(counter).into(),
+            answered: self
+                .rooms
+                .upstream_requests
+                .get_or_create(&Ended {
+                    room: room.clone(),
+                    outcome: ANSWERED,
+                })
+                .clone(),
             room,
             families: self.rooms.clone(),
         }
@@ -291,6 +301,8 @@ pub struct RoomMetrics {
     families: RoomFamilies,
     /// The counters of [`DECISIONS`], looked up once: one of them counts at every request.
     decided: Arc<[Counter]>,
+    /// The counter of forwarded requests that were answered.
+    answered: Counter,
 }
 
 impl RoomMetrics {
@@ -307,6 +319,10 @@ impl RoomMetrics {
 
     /// A forwarded request ended.
     pub fn forwarded(&self, outcome: &'static str) {
+        if outcome == ANSWERED {
+            self.answered.inc();
+            return;
+        }
         let room = self.name();
         self.families.upstream_requests.get_or_create(&Ended { room, outcome }).inc();
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use dashmap::DashMap;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use jsonwebtoken::{Algorithm, Header, Validation};
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,16 @@ pub struct Pass {
     pub admission: Admission,
     /// The token, as a header's value; marked so that no log shows it.
     pub token: HeaderValue,
+    /// What the backend is told of it with each request: the room, the user and the token.
+    pub told: HeaderMap,
 }
+
+/// Which room let the visitor in.
+pub const ROOM: HeaderName = HeaderName::from_static("waitgate-room");
+/// Whom: the shop's own user, or the ticket where the room reads no login.
+pub const USER: HeaderName = HeaderName::from_static("waitgate-user");
+/// The admission itself.
+pub const ADMISSION: HeaderName = HeaderName::from_static("waitgate-admission");
 
 /// What a token turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,7 +233,7 @@ impl Tokens {
         let ring = self.ring.load();
         let key = ring.signer(now_ms);
         let token = jsonwebtoken::encode(&header(Algorithm::EdDSA, &key.kid), &claims, &key.admission_encoding)?;
-        pass(admission, &token).ok_or(KeyFault::Text)
+        pass(&room.id, admission, &token).ok_or(KeyFault::Text)
     }
 
     /// Verifies an admission to a room, from memory where it was verified before.
@@ -270,7 +279,7 @@ impl Tokens {
                     epoch: checked.claims.epoch,
                     until_ms: checked.claims.exp * 1000,
                 };
-                pass(admission, token).map_or(Verified::Forged, |pass| Verified::Good(Arc::new(pass)))
+                pass(room, admission, token).map_or(Verified::Forged, |pass| Verified::Good(Arc::new(pass)))
             }
             Err(_) => Verified::Forged,
         }
@@ -282,10 +291,21 @@ impl Tokens {
     }
 }
 
-fn pass(admission: Admission, token: &str) -> Option<Pass> {
+fn pass(room: &str, admission: Admission, token: &str) -> Option<Pass> {
     let mut value = HeaderValue::from_str(token).ok()?;
     value.set_sensitive(true);
-    Some(Pass { admission, token: value })
+    let mut told = HeaderMap::new();
+    for (name, value) in [(ROOM, room), (USER, admission.user.as_str())] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            told.insert(name, value);
+        }
+    }
+    told.insert(ADMISSION, value.clone());
+    Some(Pass {
+        admission,
+        token: value,
+        told,
+    })
 }
 
 fn header(algorithm: Algorithm, kid: &str) -> Header {

@@ -78,7 +78,7 @@ pub struct Outgoing<'a> {
     /// The peer is a trusted proxy: its `X-Forwarded-*` and `Forwarded` are kept and appended to.
     pub trusted_peer: bool,
     /// Our own headers. They replace what the client sent under the same names, and nothing the client says takes them away.
-    pub added: HeaderMap,
+    pub added: &'a HeaderMap,
     /// Cookies whose names start with one of these are ours, and never reach the backend.
     pub cookie_prefixes: &'a [String],
     /// Replaces the request's own path and query.

@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::refuse::Refusal;
-use super::{Arrival, Gateway, body_fault, forward};
+use super::{Arrival, Gateway, body_fault};
 use crate::body::Body;
 use crate::claim::asking::{IDEMPOTENCY_KEY, Unreadable};
 use crate::claim::kept::{self, MAX_ANSWER};
@@ -59,7 +59,7 @@ impl Gateway {
             claim.key().to_owned()
         };
         let mut added = reserved_headers(&reservation, &key);
-        forward::identify(hall, pass, &mut added);
+        added.extend(pass.told.clone());
         let body = Body::full(bytes);
         let arrival = Box::new(Arrival {
             head,
@@ -122,7 +122,7 @@ impl Gateway {
         let hall = Arc::clone(hall);
         let sent = self.house.stop.tasks.spawn(async move {
             let outcome = match gateway.group(&hall) {
-                Ok(to) => gateway.send(to, added, arrival).await,
+                Ok(to) => gateway.send(to, &added, arrival).await,
                 Err(fault) => Err(fault),
             };
             gateway.conclude(&hall, (reservation.id, attempt), outcome).await

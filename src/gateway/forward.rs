@@ -1,21 +1,19 @@
 //! On to the backend, with our own headers.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 
 use super::{Arrival, Gateway};
 use crate::body::Body;
 use crate::fault::Fault;
+use crate::telemetry::ANSWERED;
 use crate::token::Pass;
 use crate::upstream::{Group, Outgoing};
-use crate::waiting::hall::{ADMISSION, Hall};
+use crate::waiting::hall::Hall;
 
-/// Which room let the visitor in.
-const ROOM: HeaderName = HeaderName::from_static("waitgate-room");
-/// Whom: the shop's own user, or the ticket where the room reads no login.
-pub(super) const USER: HeaderName = HeaderName::from_static("waitgate-user");
+/// Nothing of ours.
+static NOTHING: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
 
 impl Gateway {
     /// Forwards a request; for an admitted visitor with the room, the user and the admission's token, which the backend can check by the JWKS.
@@ -25,12 +23,9 @@ impl Gateway {
         admitted: Option<(&Arc<Hall>, &Pass)>,
         arrival: Box<Arrival>,
     ) -> Result<Response<Body>, Fault> {
-        let mut added = HeaderMap::new();
-        if let Some((hall, pass)) = admitted {
-            identify(hall, pass, &mut added);
-        }
+        let added = admitted.map_or_else(|| &*NOTHING, |(_, pass)| &pass.told);
         let outcome = self.send(to, added, arrival).await;
-        let said = outcome.as_ref().map_or_else(Fault::code, |_| "answered");
+        let said = outcome.as_ref().map_or_else(Fault::code, |_| ANSWERED);
         match admitted {
             Some((hall, _)) => hall.metrics.forwarded(said),
             None => self.elsewhere.forwarded(said),
@@ -39,7 +34,7 @@ impl Gateway {
     }
 
     /// Sends a request with these headers on it.
-    pub(super) async fn send(&self, to: &Group, added: HeaderMap, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
+    pub(super) async fn send(&self, to: &Group, added: &HeaderMap, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
         let outgoing = Outgoing {
             to,
             client: arrival.address.ip,
@@ -54,14 +49,4 @@ impl Gateway {
             .forward(outgoing, Request::from_parts(arrival.head, arrival.body))
             .await
     }
-}
-
-/// Says who was let in, and where.
-pub(super) fn identify(hall: &Hall, pass: &Pass, added: &mut HeaderMap) {
-    for (name, value) in [(ROOM, hall.room.id.as_str()), (USER, pass.admission.user.as_str())] {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            added.insert(name, value);
-        }
-    }
-    added.insert(ADMISSION, pass.token.clone());
 }

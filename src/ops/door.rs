@@ -82,7 +82,7 @@ impl Door {
 
     /// Refuses what a foreign page in a browser on this machine sends.
     fn same_machine(&self, host: &Host, parts: &Parts) -> Result<(), Problem> {
-        if !self.is_ours(&host.name) {
+        if !self.is_ours(host.name()) {
             return Err(forbidden(
                 "foreign_host",
                 "This listener has no token, so it answers only to localhost and to its own address.",

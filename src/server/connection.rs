@@ -195,7 +195,8 @@ async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, 
                 }
                 return;
             }
-            () = shared.stop.cut.cancelled() => return,
+            // A cut drains as well, so one of the two is enough to look at.
+            () = shared.stop.cut.cancelled(), if closing.is_some() => return,
             () = shared.stop.draining.cancelled(), if closing.is_none() => {
                 connection.as_mut().close();
                 closing = Some(Instant::now() + limits.drain_timeout);

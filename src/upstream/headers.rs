@@ -57,7 +57,7 @@ pub(super) fn outgoing(parts: &mut Parts, to: &Outgoing<'_>, body_length: Option
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
     let mut last = None;
-    for (name, value) in &to.added {
+    for (name, value) in to.added {
         if last == Some(name) {
             headers.append(name, value.clone());
         } else {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use governor::DefaultDirectRateLimiter;
 use http::HeaderMap;
-use http::header::{HeaderName, SET_COOKIE};
+use http::header::SET_COOKIE;
 use http::response::Parts;
 
 use super::live::Feed;
@@ -22,12 +22,9 @@ use crate::stop::Stop;
 use crate::store::scripts::{Epoch, Place};
 use crate::telemetry::{Metrics, RoomMetrics};
 use crate::token::cookie::{self, Names};
-use crate::token::{Admission, Pass, Ticket, Tokens, Verified};
+use crate::token::{ADMISSION, Admission, Pass, Ticket, Tokens, Verified};
 use crate::visitor::login::Reader;
 use crate::visitor::{Address, cookies};
-
-/// An API client without a cookie jar may send its admission in this header.
-pub const ADMISSION: HeaderName = HeaderName::from_static("waitgate-admission");
 
 /// What all rooms of a gateway share.
 #[derive(Debug)]
@@ -140,6 +137,7 @@ impl Hall {
     }
 
     fn show_pass(&self, house: &House, address: Address, headers: &HeaderMap, now_ms: UnixMs) -> Result<Option<Arc<Pass>>, Over> {
+        // An API client without a cookie jar may send its admission in the header in which a backend is told of it.
         let in_header = headers.get(ADMISSION).and_then(|value| value.to_str().ok());
         for token in cookies(headers, &self.names.admission).chain(in_header) {
             match house.tokens.verify_admission(&self.room.id, token, now_ms) {

@@ -476,7 +476,7 @@ async fn pass(
         peer: peer.address.ip(),
         scheme: "http",
         trusted_peer: treatment.trusted_peer,
-        added: treatment.added.clone(),
+        added: &treatment.added,
         cookie_prefixes: &treatment.cookie_prefixes,
         path_and_query: None,
     };
