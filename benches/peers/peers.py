@@ -86,6 +86,7 @@ class Bench:
         self.haproxy = servers.haproxy_peer(folder, port)
         self.lua = servers.lua_peer(folder, port)
         self.waitgate = servers.waitgate_peer(folder, port)
+        self.bare = servers.bare_peer(options.bare)
         self.peers = [self.nginx, self.waitgate, self.haproxy, self.lua]
         self.goals = []
 
@@ -144,11 +145,12 @@ class Bench:
         seconds = self.options.seconds
         port_of = lambda peer, http2=False: peer.h2 if http2 else peer.port
         everybody = self.peers
+        noes = [*self.peers, self.bare]
         for connections, limit in ((64, 1.0), (512, 1.0)):
-            self.compare(f"no_h1_{connections}", lambda peer: wrk(peer, peer.port, "/sale", connections, seconds), everybody, {"nginx": limit})
-        self.compare("no_new_connections", lambda peer: wrk(peer, peer.port, "/sale", 64, seconds, close=True), everybody, {"nginx": 1.0})
-        self.compare("no_h2_10", lambda peer: h2load(peer, port_of(peer, True), "/sale", 64, 10, seconds), everybody, {"nginx": 0.35})
-        self.compare("no_h2_1", lambda peer: h2load(peer, port_of(peer, True), "/sale", 64, 1, seconds), everybody, {"nginx": 0.75})
+            self.compare(f"no_h1_{connections}", lambda peer: wrk(peer, peer.port, "/sale", connections, seconds), noes, {"nginx": limit})
+        self.compare("no_new_connections", lambda peer: wrk(peer, peer.port, "/sale", 64, seconds, close=True), noes, {"nginx": 1.0})
+        self.compare("no_h2_10", lambda peer: h2load(peer, port_of(peer, True), "/sale", 64, 10, seconds), noes, {"nginx": 0.35})
+        self.compare("no_h2_1", lambda peer: h2load(peer, port_of(peer, True), "/sale", 64, 1, seconds), noes, {"nginx": 0.75})
         three = [self.nginx, self.waitgate, self.haproxy]
 
         def limited(peer):
@@ -176,6 +178,7 @@ def spread(values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bare", help="the program of bare hyper, as benches/build says")
     parser.add_argument("--quick", action="store_true", help="three pairs: under four minutes, judged with 15 %% instead of 5 %%")
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--seconds", type=float)

@@ -194,6 +194,14 @@ def lua_peer(folder, backend_port):
     return server
 
 
+def bare_peer(program):
+    """hyper alone, giving the same answer: what a gateway built on it cannot be below."""
+    port = free_port()
+    server = Server("bare hyper", [program, str(port)], port)
+    server.h2 = port
+    return server
+
+
 def haproxy_peer(folder, backend_port):
     port = free_port()
     h2 = free_port()
