@@ -19,11 +19,13 @@ mod read;
 mod rooms;
 mod show;
 mod source;
+mod tls;
 mod values;
 
 pub use read::{load, parse};
 pub use show::show;
 pub use source::{Mistake, Mistakes};
+pub use tls::{Certificate, Tls, TlsServer, TlsVersion};
 pub use values::Rate;
 
 /// The documented example, which is also where every default comes from.
@@ -34,6 +36,8 @@ pub const DEFAULTS: &str = include_str!("../config/waitgate.toml");
 pub struct Config {
     /// The public listener.
     pub server: Server,
+    /// The HTTPS listener beside it; none: only plain HTTP.
+    pub tls: Option<Tls>,
     /// The operators' listener.
     pub ops: Ops,
     /// Where lines and stock are kept.
@@ -63,6 +67,8 @@ pub struct Config {
 pub struct Server {
     /// Address to listen on.
     pub listen: SocketAddr,
+    /// Networks of load balancers whose connections begin with a PROXY header, and must.
+    pub proxy_protocol: Vec<IpNet>,
     /// Path prefix of waitgate's own routes, without a trailing slash: `/.waitgate`.
     pub prefix: String,
     /// Worker threads; 0 is one per core.

@@ -26,7 +26,7 @@ use crate::queue::{Line, terms};
 use crate::response::pages::{Pages, PagesError};
 use crate::room::Room;
 use crate::server::workers::{Port, Workers};
-use crate::server::{self, ListenerSettings, Live, PortUse};
+use crate::server::{self, ListenerSettings, Live, PortUse, Scheme};
 use crate::stop::Stop;
 use crate::store::embedded::{Embedded, EmbeddedFault};
 use crate::store::{Store, StoreOptions};
@@ -88,6 +88,8 @@ pub async fn run(config: Config, stop: Stop) -> Result<(), StartFault> {
 pub struct Serving {
     /// Where visitors are served.
     pub public: SocketAddr,
+    /// Where they are served by HTTPS, if they are.
+    pub secure: Option<SocketAddr>,
     /// Where operators are.
     pub operators: SocketAddr,
     /// The process of the private Redis, if there is one.
@@ -138,10 +140,16 @@ impl Serving {
     pub async fn start(config: Config, stop: Stop) -> Result<Self, StartFault> {
         let clock = Clock::system();
         let workers = Workers::start(worker_count(&config)).map_err(StartFault::Thread)?;
-        let public = Port::open(config.server.listen, workers.count()).map_err(|fault| StartFault::Listen(config.server.listen, fault))?;
+        let open = |asked| Port::open(asked, workers.count()).map_err(|fault| StartFault::Listen(asked, fault));
+        let public = open(config.server.listen)?;
+        let secure = config.tls.as_ref().map(|tls| open(tls.listen)).transpose()?;
         let operators = listen(config.ops.listen)?;
         let address = |listener: &TcpListener, asked| listener.local_addr().map_err(|fault| StartFault::Listen(asked, fault));
         let (public_address, operators_address) = (public.address(), address(&operators, config.ops.listen)?);
+        let secure_address = secure.as_ref().map(Port::address);
+        if let Some(tls) = &config.tls {
+            server::warn_of_dates(tls, clock.now_ms());
+        }
         let house = Arc::new(house(&config, &clock, &stop)?);
         let (embedded, url) = open_embedded(&config.store).await?;
         let options = StoreOptions {
@@ -176,21 +184,31 @@ impl Serving {
         let settings = ListenerSettings::public(&config, affordable(config.server.max_connections));
         let operators_live = Live::new(ListenerSettings::plain(settings.limits.clone()));
         let live = Live::new(settings);
-        say_hello(&config, (public_address, operators_address), embedded.is_some());
+        say_hello(&config, (public_address, secure_address, operators_address), embedded.is_some());
         // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
         let operators_stop = Stop::new();
-        let operators_server = server::serve(operators, operators_live, operators_stop.clone(), move |request, _peer| {
-            let ops = Arc::clone(&ops);
-            Box::pin(async move { ops.handle(request).await })
-        });
-        let public_servers = workers.each(public, |listener| {
-            let gateway = Arc::clone(&gateway);
-            server::serve(listener, Arc::clone(&live), stop.clone(), move |request, peer| {
-                gateway.handle(request, peer)
+        let operators_server = server::serve(
+            operators,
+            Scheme::Http,
+            operators_live,
+            operators_stop.clone(),
+            move |request, _| {
+                let ops = Arc::clone(&ops);
+                Box::pin(async move { ops.handle(request).await })
+            },
+        );
+        let serve = |port, scheme| {
+            workers.each(port, |listener| {
+                let gateway = Arc::clone(&gateway);
+                let handle = move |request, peer| gateway.handle(request, peer);
+                server::serve(listener, scheme, Arc::clone(&live), stop.clone(), handle)
             })
-        });
+        };
+        let mut public_servers = serve(public, Scheme::Http);
+        public_servers.extend(secure.into_iter().flat_map(|secure| serve(secure, Scheme::Https)));
         Ok(Self {
             public: public_address,
+            secure: secure_address,
             operators: operators_address,
             store_pid: embedded.as_ref().and_then(Embedded::pid),
             public_servers,
@@ -364,12 +382,13 @@ async fn watch_store(store: Store, metrics: Arc<Metrics>, stop: Stop) {
     }
 }
 
-fn say_hello(config: &Config, (public, operators): (SocketAddr, SocketAddr), private: bool) {
+fn say_hello(config: &Config, (public, secure, operators): (SocketAddr, Option<SocketAddr>, SocketAddr), private: bool) {
     let store = if private {
         format!("a private Redis in {}", config.store.data_dir.display())
     } else {
         "your Redis".to_owned()
     };
     let rooms = config.rooms.iter().map(|room| room.id.as_str()).collect::<Vec<_>>().join(", ");
-    tracing::info!(%public, %operators, rooms, store, "waitgate serves");
+    let secure = secure.map(tracing::field::display);
+    tracing::info!(%public, secure, %operators, rooms, store, "waitgate serves");
 }

@@ -1,6 +1,6 @@
 //! Accepting connections: the listener, the limits on connections, and the end.
 //!
-//! One loop for both listeners. A connection beyond the limits is told so (`503`, `Retry-After`) and closed; running out of file descriptors makes
+//! One loop for every listener; those of one port, and HTTP and HTTPS, share their limits ([`Live`]). A connection beyond the limits is told so (`503`, `Retry-After`) and closed; running out of file descriptors makes
 //! the loop wait, never end. When [`Stop::draining`] is cancelled nothing more is accepted, every connection finishes what it is answering, and
 //! after the drain limit the rest is cut. Nothing in here looks at what a request asks for.
 
@@ -28,14 +28,18 @@ mod answer;
 mod connection;
 pub mod files;
 mod head;
+pub mod proxy_protocol;
+mod redirect;
 mod settings;
 mod slots;
 mod socket;
 pub mod workers;
+mod tls;
 
-use connection::Builders;
+use connection::{Accepted, Builders};
 pub use settings::{ConnectionLimits, ListenerSettings, Live};
-use slots::{Slots, Taken};
+use slots::Taken;
+pub use tls::warn_of_dates;
 
 /// Connections the kernel holds for us while we are busy.
 const BACKLOG: i32 = 4096;
@@ -72,6 +76,15 @@ impl Shared {
     }
 }
 
+/// What a listener's clients begin with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// A request.
+    Http,
+    /// A TLS handshake.
+    Https,
+}
+
 /// Whether a port belongs to one listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortUse {
@@ -99,7 +112,8 @@ fn open(address: SocketAddr, port: PortUse) -> io::Result<std::net::TcpListener>
     if address.is_ipv6() {
         socket.set_only_v6(false)?; // [::] is everybody, v4 too
     }
-    // Accepted sockets inherit these on Linux.
+    // Accepted sockets inherit these.
+    socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(DEAD_PEER).with_interval(Duration::from_secs(10)))?;
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(DEAD_PEER * 2))?;
@@ -113,14 +127,14 @@ fn open(address: SocketAddr, port: PortUse) -> io::Result<std::net::TcpListener>
 ///
 /// `handle` is given a request whose body is already limited ([`crate::intake::limit`]) and the peer, whose IPv4-mapped IPv6 address is IPv4. It
 /// is dropped when its client leaves: what must be finished belongs into a task of its own.
-pub async fn serve<H, F>(listener: TcpListener, live: Arc<Live>, stop: Stop, handle: H)
+pub async fn serve<H, F>(listener: TcpListener, scheme: Scheme, live: Arc<Live>, stop: Stop, handle: H)
 where
     H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     let connections = TaskTracker::new();
     let door = Door {
-        slots: Arc::clone(&live.slots),
+        scheme,
         refusals: Arc::new(Semaphore::new(REFUSALS)),
         shared: Shared::new(live.settings(), stop.clone(), connections.clone()),
         live: Arc::clone(&live),
@@ -198,7 +212,7 @@ fn is_one_connection(error: &io::Error) -> bool {
 
 /// Who is let in.
 struct Door<H> {
-    slots: Arc<Slots>,
+    scheme: Scheme,
     refusals: Arc<Semaphore>,
     live: Arc<Live>,
     shared: Arc<Shared>,
@@ -214,12 +228,16 @@ where
 {
     fn admit(&mut self, io: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
-        let _ = io.set_nodelay(true); // fails only on a socket that is gone already
         self.follow_settings();
-        match self.slots.take(peer.ip(), &self.shared.settings.limits) {
+        match self.live.slots.take(peer.ip(), &self.shared.settings.limits) {
             Ok(slot) => {
-                let peer = Peer { address: peer, tls: false };
-                let serving = connection::run(io, peer, slot, Arc::clone(&self.shared), self.handle.clone());
+                let accepted = Accepted {
+                    io,
+                    peer,
+                    slot,
+                    scheme: self.scheme,
+                };
+                let serving = connection::run(accepted, Arc::clone(&self.shared), self.handle.clone());
                 self.connections.spawn(serving);
             }
             Err(taken) => self.refuse(io, peer, taken),
@@ -234,24 +252,32 @@ where
         }
     }
 
-    fn refuse(&mut self, mut io: TcpStream, peer: SocketAddr, taken: Taken) {
+    fn refuse(&mut self, io: TcpStream, peer: SocketAddr, taken: Taken) {
         if let Some(times) = self.turned_away.speak() {
             tracing::warn!(%peer, ?taken, times, "a connection was refused: the limit is reached");
+        }
+        if self.scheme == Scheme::Https {
+            return; // it would have to be told in secret, and a handshake costs more than there is to give
         }
         let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() else {
             return;
         };
         self.connections.spawn(async move {
             let _permit = permit;
-            let farewell = async {
-                io.write_all(NO_ROOM).await?;
-                io.shutdown().await?;
-                let mut rest = (&mut io).take(64 * 1024); // unread bytes would reset the connection, and the answer with it
-                tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
-            };
-            let _ = timeout(REFUSAL, farewell).await;
+            turn_away(io).await;
         });
     }
+}
+
+/// Tells a client that there is no room for it.
+async fn turn_away(mut io: TcpStream) {
+    let farewell = async {
+        io.write_all(NO_ROOM).await?;
+        io.shutdown().await?;
+        let mut rest = (&mut io).take(64 * 1024); // unread bytes would reset the connection, and the answer with it
+        tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+    };
+    let _ = timeout(REFUSAL, farewell).await;
 }
 
 /// Says a thing once in a while, with how often it happened.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::paths::path;
 use super::rooms::{read_rooms, read_template};
 use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
+use super::tls::read_tls;
 use super::values::{choice, count, counted, duration, duration_or_zero, listen, network, origin, rate, size, sized, switch, text, word};
 use super::{
     Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server, Store, Tokens,
@@ -59,6 +60,7 @@ pub fn parse(text: &str, file: &Path) -> Result<Config, Mistakes> {
 /// None only when something is missing that has no default, which has been noted then.
 fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
     let server = read_server(&root.section("server"));
+    let tls = read_tls(&root.section("tls"), file);
     let ops = read_ops(&root.section("ops"), file);
     let store = read_store(&root.section("store"), file);
     let client = read_client(&root.section("client"));
@@ -80,6 +82,13 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
             "this is also `server.listen`: visitors and operators need listeners of their own",
         );
     }
+    if let (Some(tls), Some((server, _)), Some(ops)) = (&tls, &server, &ops)
+        && tls.listen.port() != 0
+        && [server.listen, ops.listen].contains(&tls.listen)
+    {
+        root.section("tls")
+            .wrong("listen", "another listener has this address: HTTPS needs one of its own");
+    }
     let (server, fallback) = server?;
     let tokens = tokens?;
     let mut rooms = rooms?;
@@ -91,6 +100,7 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
     }
     Some(Config {
         server,
+        tls,
         ops: ops?,
         store: store?,
         client: client?,
@@ -112,6 +122,7 @@ fn read_server(section: &Section<'_>) -> Option<(Server, Option<http::Uri>)> {
     let fallback = section.get("fallback", origin);
     let server = Server {
         listen: section.get("listen", listen)?,
+        proxy_protocol: section.list("proxy_protocol", network)?,
         prefix: section.get("prefix", |value| match path(value)?.as_str() {
             "/" => Err("this must not be the root: every path would be waitgate's own".to_owned()),
             prefix => Ok(prefix.to_owned()),

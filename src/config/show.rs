@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::values::{show_duration, show_moment, show_size};
 use super::{
     Claim, Client, Config, Cookies, ForwardedHeader, Limits, Log, LogFormat, Login, LoginAlgorithm, OnStoreLoss, Ops, Quota, Room,
-    SameSite, Secret, Server, Store, Tokens, Upstream,
+    SameSite, Secret, Server, Store, Tls, TlsVersion, Tokens, Upstream,
 };
 
 /// The settings in force, as TOML that [`super::parse`] reads as the same settings.
@@ -18,6 +18,9 @@ use super::{
 pub fn show(config: &Config) -> String {
     let mut page = Page::default();
     show_server(&mut page, &config.server, config.fallback.as_ref());
+    if let Some(tls) = &config.tls {
+        show_tls(&mut page, tls);
+    }
     show_ops(&mut page, &config.ops);
     show_store(&mut page, &config.store);
     show_client(&mut page, &config.client);
@@ -96,6 +99,7 @@ fn show_server(page: &mut Page, server: &Server, fallback: Option<&http::Uri>) {
     if let Some(fallback) = fallback {
         page.text("fallback", &show_origin(fallback));
     }
+    page.list("proxy_protocol", &server.proxy_protocol);
     page.text("prefix", &server.prefix);
     page.bare("workers", &server.workers);
     page.bare("max_connections", &server.max_connections);
@@ -108,6 +112,29 @@ fn show_server(page: &mut Page, server: &Server, fallback: Option<&http::Uri>) {
     page.size("max_body", server.max_body_bytes);
     page.bare("max_streams", &server.max_streams);
     page.time("drain_timeout", server.drain_timeout);
+}
+
+fn show_tls(page: &mut Page, tls: &Tls) {
+    page.table("tls");
+    page.text("listen", &tls.listen);
+    let certificates = tls.certificates.iter().map(|certificate| {
+        let (chain, key) = (quoted(&certificate.chain.display()), quoted(&certificate.key.display()));
+        format!("{{ chain = {chain}, key = {key} }}")
+    });
+    let certificates: Vec<_> = certificates.collect();
+    page.bare("certificates", &format_args!("[{}]", certificates.join(", ")));
+    let oldest = match tls.min_version {
+        TlsVersion::V1_2 => "1.2",
+        TlsVersion::V1_3 => "1.3",
+    };
+    page.text("min_version", &oldest);
+    page.time("handshake_timeout", tls.handshake_timeout);
+    page.bare("max_handshakes", &tls.max_handshakes);
+    page.bare("redirect", &tls.redirect);
+    page.bare("redirect_port", &tls.redirect_port);
+    if let Some(hsts) = tls.hsts {
+        page.time("hsts", hsts);
+    }
 }
 
 /// `http` writes an origin with a slash at its end, which is no part of one.

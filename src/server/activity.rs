@@ -23,6 +23,8 @@ pub(super) struct Activity {
     /// When the first byte of a head came that is not yet complete, ms since `born`, plus one; 0: there is none.
     head_ms: AtomicU64,
     served: AtomicBool,
+    /// A request was answered before its body had been read.
+    unread: AtomicBool,
     upgraded: AtomicBool,
 }
 
@@ -48,6 +50,7 @@ impl Activity {
             last_ms: AtomicU64::new(0),
             head_ms: AtomicU64::new(1),
             served: AtomicBool::new(false),
+            unread: AtomicBool::new(false),
             upgraded: AtomicBool::new(false),
         })
     }
@@ -80,6 +83,16 @@ impl Activity {
         if self.http1.load(Relaxed) {
             self.last_ms.store(self.now_ms(), Relaxed);
         }
+    }
+
+    /// A request was answered before its body had been read: more of it may come.
+    pub(super) fn leaves_unread(&self) {
+        self.unread.store(true, Relaxed);
+    }
+
+    /// The client may be in the middle of saying something.
+    pub(super) fn may_go_on(&self) -> bool {
+        !self.served.load(Relaxed) || self.unread.load(Relaxed) || self.head_ms.load(Relaxed) > 0
     }
 
     /// The socket has become a tunnel, and is no longer ours to watch.

@@ -33,6 +33,14 @@ pub(super) struct Stream {
     unread_ms: AtomicU64,
 }
 
+/// Whether a body is not being read.
+enum Unread {
+    Not,
+    /// It is not, and may stay so until then.
+    Until(Instant),
+    Dropped,
+}
+
 /// The streams of one HTTP/2 connection.
 #[derive(Default)]
 pub(super) struct Streams(Mutex<Vec<Weak<Stream>>>);
@@ -53,12 +61,20 @@ impl Streams {
         Answer::Watched(stream)
     }
 
-    /// Drops the bodies that nobody has read for this long.
-    pub(super) fn drop_unread(&self, limit: Duration) {
+    /// Drops the bodies that nobody has read for this long. When the next one is due, of those that nobody reads now.
+    pub(super) fn drop_unread(&self, limit: Duration) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|stream| {
             let Some(stream) = stream.upgrade() else { return false };
-            !stream.dropped_when_unread(limit)
+            let due = match stream.drop_when_unread(limit) {
+                Unread::Dropped => return false,
+                Unread::Until(due) => Some(due),
+                Unread::Not => None,
+            };
+            next = next.into_iter().chain(due).min();
+            true
         });
+        next
     }
 }
 
@@ -67,15 +83,18 @@ impl Stream {
         millis(self.born.elapsed())
     }
 
-    fn dropped_when_unread(&self, limit: Duration) -> bool {
+    fn drop_when_unread(&self, limit: Duration) -> Unread {
         let since = self.unread_ms.load(Relaxed);
-        if since == 0 || self.now_ms() + 1 < since + millis(limit) {
-            return false;
+        if since == 0 {
+            return Unread::Not;
+        }
+        if self.now_ms() + 1 < since + millis(limit) {
+            return Unread::Until(self.born + Duration::from_millis(since) + limit);
         }
         tracing::debug!("a stream that its client does not read was dropped");
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(held); // after the lock: a body's drop may do anything
-        true
+        Unread::Dropped
     }
 
     fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {

@@ -2,26 +2,30 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::header::{CACHE_CONTROL, CONNECTION};
+use http::header::{CACHE_CONTROL, CONNECTION, STRICT_TRANSPORT_SECURITY};
 use http::{HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::activity::{Activity, Busy, Patience};
 use super::answer::{Answer, Streams};
+use super::proxy_protocol::{self, Said};
+use super::redirect;
 use super::slots::Slot;
-use super::socket::{Socket, Spoken};
-use super::{ConnectionLimits, Peer, Shared};
+use super::socket::{Line, Socket, Spoken};
+use super::{ConnectionLimits, Peer, Scheme, Shared, turn_away};
 use crate::body::Body;
 use crate::intake::{self, Upload};
 
@@ -89,18 +93,39 @@ struct Desk<H> {
     streams: Option<Streams>,
     upload: intake::Limits,
     max_headers: usize,
+    /// Requests are only sent on to https, on this port.
+    redirect: Option<u16>,
+    /// What browsers are told about coming by https.
+    hsts: Option<HeaderValue>,
+}
+
+/// A connection that was accepted, and its place among those that are open.
+pub(super) struct Accepted {
+    pub(super) io: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) slot: Slot,
+    pub(super) scheme: Scheme,
+}
+
+/// A connection on which the client has begun to speak HTTP.
+struct Begun {
+    socket: Socket,
+    peer: Peer,
+    spoken: Spoken,
 }
 
 /// Serves one connection to its end.
-pub(super) async fn run<H, F>(io: TcpStream, peer: Peer, slot: Slot, shared: Arc<Shared>, handle: H)
+pub(super) async fn run<H, F>(accepted: Accepted, shared: Arc<Shared>, handle: H)
 where
     H: Fn(Request<Body>, Peer) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + Unpin + 'static,
 {
     let activity = Activity::new();
-    let limits = &shared.settings.limits;
-    let mut socket = Socket::new(io, Arc::clone(&activity), limits.body_timeout, slot);
-    let Some(spoken) = first_words(&mut socket, &shared).await else {
+    let settings = &shared.settings;
+    let limits = &settings.limits;
+    // Boxed: what a handshake needs is not kept for as long as a connection lasts.
+    let beginning = Box::pin(begin(accepted, &shared, &activity));
+    let Some(Begun { socket, peer, spoken }) = in_time(beginning, &shared).await else {
         return;
     };
     let desk = Arc::new(Desk {
@@ -113,6 +138,8 @@ where
             pause: limits.body_timeout,
         },
         max_headers: limits.max_headers,
+        redirect: settings.redirect.filter(|_| !peer.tls),
+        hsts: settings.hsts.clone().filter(|_| peer.tls),
     });
     let clerk = Arc::clone(&desk);
     let service = service_fn(move |request| clerk.answer(request));
@@ -130,14 +157,70 @@ where
     }
 }
 
-/// What the client speaks; none when it is silent for too long, leaves, or the gateway stops first.
-async fn first_words(socket: &mut Socket, shared: &Shared) -> Option<Spoken> {
+/// From the first byte to where HTTP begins: who it is, the handshake, and what is spoken. There is no limit in here but the handshake's own.
+async fn begin(accepted: Accepted, shared: &Shared, activity: &Arc<Activity>) -> io::Result<Option<Begun>> {
+    let Accepted {
+        mut io,
+        mut peer,
+        mut slot,
+        scheme,
+    } = accepted;
+    let settings = &shared.settings;
+    if settings.names_others(peer.ip())
+        && let Said::Client(client) = proxy_protocol::read(&mut io).await?
+    {
+        peer = client;
+        if slot.belongs_to(peer.ip(), &settings.limits).is_err() {
+            if scheme == Scheme::Http {
+                turn_away(io).await;
+            }
+            return Ok(None);
+        }
+    }
+    let tls = match scheme {
+        Scheme::Http => None,
+        // The listener is still open, and settings have come that know nothing of it.
+        Scheme::Https if settings.tls.is_none() => return Ok(None),
+        Scheme::Https => settings.tls.as_ref(),
+    };
+    let (line, agreed) = match tls {
+        None => (Line::Plain(io), None),
+        Some(tls) => {
+            let (secured, agreed) = tls.shake_hands(io).await?;
+            (Line::Tls(Box::new(secured)), agreed)
+        }
+    };
+    let mut socket = Socket::new(line, Arc::clone(activity), settings.limits.body_timeout, slot);
+    let spoken = match agreed {
+        Some(agreed) => {
+            socket.speaks(agreed);
+            Some(agreed)
+        }
+        None => socket.listen_in().await?,
+    };
+    let peer = Peer {
+        address: peer,
+        tls: tls.is_some(),
+    };
+    Ok(spoken.map(|spoken| Begun { socket, peer, spoken }))
+}
+
+/// What has begun; none when it took too long, went wrong, or the gateway stops first.
+async fn in_time(beginning: impl Future<Output = io::Result<Option<Begun>>>, shared: &Shared) -> Option<Begun> {
+    let end = Instant::now() + shared.settings.limits.header_timeout;
     let draining = async {
         shared.stop.draining.cancelled().await;
-        tokio::time::sleep(FAREWELL).await; // it may have sent its request before it could know
+        sleep(FAREWELL).await; // it may have sent its request before it could know
     };
     tokio::select! {
-        heard = timeout(shared.settings.limits.header_timeout, socket.listen_in()) => heard.ok()?.ok()?,
+        begun = timeout_at(end, beginning) => match begun {
+            Ok(Ok(begun)) => begun,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a connection did not begin");
+                None
+            }
+            Err(_) => None,
+        },
         () = draining => None,
         () = shared.stop.cut.cancelled() => None,
     }
@@ -183,10 +266,13 @@ async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, 
     let mut closing: Option<Instant> = None;
     loop {
         let now = Instant::now();
-        let next = match closing {
+        let mut next = match closing {
             Some(end) => end.min(now + FAREWELL),
             None => activity.deadline(patience).map_or(now + tick, |end| end.min(now + tick)),
         };
+        if let Some(due) = streams.and_then(|streams| streams.drop_unread(limits.body_timeout)) {
+            next = next.min(due);
+        }
         tokio::select! {
             biased;
             outcome = connection.as_mut() => {
@@ -203,9 +289,6 @@ async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, 
                 continue;
             }
             () = sleep_until(next) => {}
-        }
-        if let Some(streams) = streams {
-            streams.drop_unread(limits.body_timeout);
         }
         let now = Instant::now();
         match closing {
@@ -232,7 +315,11 @@ where
             (Going::TooManyHeaders, None)
         } else {
             let (request, upload) = intake::limit(request, self.upload);
-            (Going::Asked((self.handle)(request, self.peer)), Some(upload).filter(|_| http1))
+            let going = match self.redirect {
+                Some(port) => Going::SentOn(Box::new(redirect::to_https(&request, port))),
+                None => Going::Asked((self.handle)(request, self.peer)),
+            };
+            (going, Some(upload).filter(|_| http1))
         };
         Answered {
             desk: Arc::clone(self),
@@ -245,11 +332,18 @@ where
     fn send(&self, mut response: Response<Body>, upload: Option<&Upload>, busy: Busy) -> Response<Answer> {
         if upload.is_some_and(|upload| !upload.is_over()) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            self.activity.leaves_unread();
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             self.activity.upgrade();
         }
         *response.version_mut() = Version::HTTP_11;
+        if let Some(hsts) = &self.hsts {
+            response
+                .headers_mut()
+                .entry(STRICT_TRANSPORT_SECURITY)
+                .or_insert_with(|| hsts.clone());
+        }
         match &self.streams {
             Some(streams) => response.map(|body| streams.watch(body, busy)),
             None => response.map(|body| Answer::Plain(body, busy)),
@@ -268,6 +362,7 @@ struct Answered<H, F> {
 
 enum Going<F> {
     Asked(F),
+    SentOn(Box<Response<Body>>),
     TooManyHeaders,
 }
 
@@ -282,6 +377,7 @@ where
         let this = self.get_mut();
         let response = match &mut this.going {
             Going::Asked(answer) => ready!(Pin::new(answer).poll(context)),
+            Going::SentOn(answer) => std::mem::replace(&mut **answer, Response::new(Body::empty())),
             Going::TooManyHeaders => too_many_headers(),
         };
         match this.busy.take() {

@@ -3,13 +3,16 @@
 //! A [`Live`] is shared by every listener of a port and by whoever reads settings again. A connection takes the settings that are in force when
 //! it is accepted and keeps them to its end: an exchange drops nobody, and whoever comes afterwards gets the new ones.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
+use http::HeaderValue;
 use ipnet::IpNet;
 
 use super::slots::Slots;
+use super::tls::Tls;
 use crate::config::{self, Config};
 
 /// Limits on the connections of one listener.
@@ -21,8 +24,8 @@ pub struct ConnectionLimits {
     pub max_connections_per_address: usize,
     /// How many leading bits of a v6 address count as one address.
     pub ipv6_prefix: u8,
-    /// Networks whose addresses are not counted on their own: the trusted proxies.
-    pub trusted_proxies: Vec<IpNet>,
+    /// Networks whose addresses are not counted on their own, because everybody comes from there: trusted proxies and load balancers.
+    pub carriers: Vec<IpNet>,
     /// For the first head from the connection's start, and for any later one from its first byte.
     pub header_timeout: Duration,
     /// How long a connection may stay idle between requests.
@@ -49,7 +52,7 @@ impl ConnectionLimits {
             max_connections: server.max_connections,
             max_connections_per_address: server.max_connections_per_address,
             ipv6_prefix: client.ipv6_prefix,
-            trusted_proxies: client.trusted_proxies.clone(),
+            carriers: client.trusted_proxies.iter().chain(&server.proxy_protocol).copied().collect(),
             header_timeout: server.header_timeout,
             idle_timeout: server.idle_timeout,
             body_timeout: server.body_timeout,
@@ -67,22 +70,57 @@ impl ConnectionLimits {
 pub struct ListenerSettings {
     /// How many, how long, how much.
     pub limits: ConnectionLimits,
+    /// Networks whose connections begin with a PROXY header, and must.
+    pub proxy_protocol: Vec<IpNet>,
+    /// How handshakes are answered; none: there is no HTTPS.
+    pub(super) tls: Option<Tls>,
+    /// Plain HTTP is only sent on to https, on this port.
+    pub(super) redirect: Option<u16>,
+    /// What browsers that came by https are told about the future.
+    pub(super) hsts: Option<HeaderValue>,
 }
 
 impl ListenerSettings {
     /// Those of visitors' listeners. `max_connections` is what the machine can afford of the setting.
     #[must_use]
     pub fn public(config: &Config, max_connections: usize) -> Self {
-        Self::plain(ConnectionLimits {
+        let limits = ConnectionLimits {
             max_connections,
             ..ConnectionLimits::new(&config.server, &config.client)
-        })
+        };
+        Self {
+            proxy_protocol: config.server.proxy_protocol.clone(),
+            ..Self::plain(limits).secured(config.tls.as_ref())
+        }
+    }
+
+    /// The same with HTTPS beside it.
+    #[must_use]
+    pub fn secured(self, tls: Option<&config::Tls>) -> Self {
+        let hsts = tls.and_then(|tls| tls.hsts).map(|hsts| format!("max-age={}", hsts.as_secs()));
+        Self {
+            tls: tls.map(Tls::new),
+            redirect: tls.filter(|tls| tls.redirect).map(|tls| tls.redirect_port),
+            hsts: hsts.and_then(|hsts| HeaderValue::from_str(&hsts).ok()),
+            ..self
+        }
     }
 
     /// Limits and nothing else: HTTP from whoever connects.
     #[must_use]
     pub fn plain(limits: ConnectionLimits) -> Self {
-        Self { limits }
+        Self {
+            limits,
+            proxy_protocol: Vec::new(),
+            tls: None,
+            redirect: None,
+            hsts: None,
+        }
+    }
+
+    /// Whether a connection from this address begins with whose it is.
+    pub(super) fn names_others(&self, peer: IpAddr) -> bool {
+        self.proxy_protocol.iter().any(|net| net.contains(&peer))
     }
 }
 

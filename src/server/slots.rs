@@ -40,23 +40,14 @@ impl Slots {
         Arc::default()
     }
 
-    /// A slot for a connection from this address, where these limits have one left. Trusted proxies carry everybody: they are counted in all but
-    /// not on their own.
+    /// A slot for a connection from this address, where these limits have one left. Whoever carries everybody is counted in all but
+    /// not on its own.
     pub(super) fn take(self: &Arc<Self>, address: IpAddr, limits: &ConnectionLimits) -> Result<Slot, Taken> {
-        let address = address.to_canonical();
-        let carries_everybody = limits.trusted_proxies.iter().any(|net| net.contains(&address));
-        let key = (!carries_everybody).then(|| network(address, limits.ipv6_prefix));
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.all >= limits.max_connections {
             return Err(Taken::All);
         }
-        if let Some(key) = key {
-            let mine = open.by_address.get(&key).copied().unwrap_or_default();
-            if mine >= limits.max_connections_per_address {
-                return Err(Taken::ByAddress);
-            }
-            open.by_address.insert(key, mine + 1);
-        }
+        let key = open.enter(address, limits)?;
         open.all += 1;
         Ok(Slot {
             slots: Arc::clone(self),
@@ -65,15 +56,46 @@ impl Slots {
     }
 }
 
+impl Slot {
+    /// The connection turns out to be this address's: it is counted there from now on, where these limits have room for it.
+    pub(super) fn belongs_to(&mut self, address: IpAddr, limits: &ConnectionLimits) -> Result<(), Taken> {
+        let mut open = self.slots.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.leave(self.key.take());
+        self.key = open.enter(address, limits)?;
+        Ok(())
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut open = self.slots.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.all -= 1;
-        let Some(key) = self.key else { return };
-        if let Some(mine) = open.by_address.get_mut(&key) {
+        open.leave(self.key);
+    }
+}
+
+impl Open {
+    /// Counts one more of this address. Nothing is counted for whoever carries everybody.
+    fn enter(&mut self, address: IpAddr, limits: &ConnectionLimits) -> Result<Option<IpAddr>, Taken> {
+        let address = address.to_canonical();
+        if limits.carriers.iter().any(|net| net.contains(&address)) {
+            return Ok(None);
+        }
+        let key = network(address, limits.ipv6_prefix);
+        let mine = self.by_address.get(&key).copied().unwrap_or_default();
+        if mine >= limits.max_connections_per_address {
+            return Err(Taken::ByAddress);
+        }
+        self.by_address.insert(key, mine + 1);
+        Ok(Some(key))
+    }
+
+    fn leave(&mut self, key: Option<IpAddr>) {
+        let Some(key) = key else { return };
+        if let Some(mine) = self.by_address.get_mut(&key) {
             *mine -= 1;
             if *mine == 0 {
-                open.by_address.remove(&key);
+                self.by_address.remove(&key);
             }
         }
     }
@@ -125,11 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn a_trusted_proxy_is_not_counted_on_its_own() {
+    fn who_carries_everybody_is_not_counted_on_its_own_and_whom_it_names_is() {
         let (slots, limits) = (Slots::new(), limits(9, 1));
         let open: Vec<_> = (0..9).map(|_| slots.take(address("::ffff:10.1.2.3"), &limits).unwrap()).collect();
         assert!(slots.take(address("10.1.2.3"), &limits).is_err());
-        drop(open);
-        assert_eq!(slots.open.lock().unwrap().all, 0);
+        let mut open = open.into_iter();
+        let (mut one, mut other) = (open.next().unwrap(), open.next().unwrap());
+        assert!(one.belongs_to(address("192.0.2.1"), &limits).is_ok());
+        assert_eq!(other.belongs_to(address("192.0.2.1"), &limits), Err(Taken::ByAddress));
+        drop(one);
+        assert!(other.belongs_to(address("192.0.2.1"), &limits).is_ok());
+        drop((open, other));
+        let open = slots.open.lock().unwrap();
+        assert_eq!((open.all, open.by_address.len()), (0, 0));
     }
 }

@@ -14,6 +14,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+use tokio_rustls::server::TlsStream;
 
 use super::activity::Activity;
 use super::head::{Heads, POISON};
@@ -22,14 +23,44 @@ use crate::body::Pause;
 
 /// How every HTTP/2 connection begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Bytes that are read before it is known what is spoken: most heads are shorter.
+const FIRST_READ: usize = 1024;
 /// How long unread bytes are thrown away before a socket is closed.
 const LINGER: Duration = Duration::from_secs(2);
 /// How many of them at most.
 const LINGER_BYTES: usize = 32 * 1024 * 1024;
 
+/// What a client's bytes come on.
+pub(super) enum Line {
+    /// As they are.
+    Plain(TcpStream),
+    /// Secured.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Does this with whichever kind it is.
+macro_rules! on {
+    ($line:expr, $io:ident => $act:expr) => {
+        match $line {
+            Line::Plain($io) => $act,
+            Line::Tls($io) => $act,
+        }
+    };
+}
+
+impl Line {
+    /// The connection below, for what is said after the last secured byte.
+    fn below(&mut self) -> &mut TcpStream {
+        match self {
+            Self::Plain(io) => io,
+            Self::Tls(io) => io.get_mut().0,
+        }
+    }
+}
+
 /// A client's socket.
 pub(super) struct Socket {
-    io: TcpStream,
+    line: Line,
     seen: Bytes,
     heads: Option<Heads>,
     activity: Arc<Activity>,
@@ -53,9 +84,9 @@ pub(super) enum Spoken {
 }
 
 impl Socket {
-    pub(super) fn new(io: TcpStream, activity: Arc<Activity>, stall_limit: Duration, slot: Slot) -> Self {
+    pub(super) fn new(line: Line, activity: Arc<Activity>, stall_limit: Duration, slot: Slot) -> Self {
         Self {
-            io,
+            line,
             seen: Bytes::new(),
             heads: None,
             activity,
@@ -69,25 +100,40 @@ impl Socket {
 
     /// Reads until it is clear what the client speaks. There is no limit in here: the caller has one. None: the client left.
     pub(super) async fn listen_in(&mut self) -> io::Result<Option<Spoken>> {
-        let mut bytes = [0; PREFACE.len()];
+        let mut bytes = [0; FIRST_READ];
         let mut filled = 0;
         loop {
-            let read = self.io.read(&mut bytes[filled..]).await?;
+            let rest = &mut bytes[filled..];
+            let read = on!(&mut self.line, io => io.read(rest).await)?;
             if read == 0 {
                 return Ok(None);
             }
             filled += read;
-            let http2 = PREFACE.starts_with(&bytes[..filled]);
-            if http2 && filled < PREFACE.len() {
+            let first = &bytes[..filled.min(PREFACE.len())];
+            let http2 = PREFACE.starts_with(first);
+            if http2 && first.len() < PREFACE.len() {
                 continue;
             }
             self.seen = Bytes::copy_from_slice(&bytes[..filled]);
-            if http2 {
-                return Ok(Some(Spoken::Http2));
-            }
-            self.heads = Some(Heads::new());
-            return Ok(Some(Spoken::Http1));
+            let spoken = if http2 { Spoken::Http2 } else { Spoken::Http1 };
+            self.speaks(spoken);
+            return Ok(Some(spoken));
         }
+    }
+
+    /// It is clear now. Heads of HTTP/1 are looked at before hyper reads them.
+    pub(super) fn speaks(&mut self, spoken: Spoken) {
+        self.heads = (spoken == Spoken::Http1).then(Heads::new);
+    }
+
+    /// Whether nothing of the client's is left unread, and nothing is to be expected: then its socket is closed at once.
+    fn poll_has_said_all(&mut self, context: &mut Context<'_>) -> bool {
+        let Line::Plain(io) = &mut self.line else { return false };
+        if self.activity.may_go_on() {
+            return false;
+        }
+        let mut scratch = [0; 1];
+        Pin::new(io).poll_read(context, &mut ReadBuf::new(&mut scratch)).is_pending()
     }
 
     /// What a write came to: progress, or a client that has not read for too long.
@@ -133,7 +179,7 @@ impl Socket {
                 return Poll::Ready(());
             }
             let mut buffer = ReadBuf::new(&mut scratch);
-            match ready!(Pin::new(&mut self.io).poll_read(context, &mut buffer)) {
+            match ready!(Pin::new(self.line.below()).poll_read(context, &mut buffer)) {
                 Ok(()) if !buffer.filled().is_empty() => closing.left = closing.left.saturating_sub(buffer.filled().len()),
                 Ok(()) | Err(_) => self.ended = true,
             }
@@ -155,7 +201,7 @@ impl AsyncRead for Socket {
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
+        ready!(on!(&mut this.line, io => Pin::new(io).poll_read(context, buffer)))?;
         if buffer.filled().len() > before {
             this.activity.read();
             this.look_over(buffer, before);
@@ -169,28 +215,39 @@ impl AsyncRead for Socket {
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let outcome = Pin::new(&mut this.io).poll_write(context, bytes);
+        let outcome = on!(&mut this.line, io => Pin::new(io).poll_write(context, bytes));
         this.written(context, outcome)
     }
 
     fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let outcome = Pin::new(&mut this.io).poll_write_vectored(context, bytes);
+        let outcome = on!(&mut this.line, io => Pin::new(io).poll_write_vectored(context, bytes));
         this.written(context, outcome)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+        on!(&self.line, io => io.is_write_vectored())
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(context)
+        let this = self.get_mut();
+        match &mut this.line {
+            Line::Plain(io) => Pin::new(io).poll_flush(context),
+            // Here bytes wait that a write has taken already: only a flush can notice that nobody reads them.
+            Line::Tls(io) => {
+                let outcome = Pin::new(io).poll_flush(context);
+                this.written(context, outcome)
+            }
+        }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.closing.is_none() {
-            ready!(Pin::new(&mut this.io).poll_shutdown(context))?;
+            if this.poll_has_said_all(context) {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(on!(&mut this.line, io => Pin::new(io).poll_shutdown(context)))?;
             if this.ended || this.activity.is_upgraded() {
                 return Poll::Ready(Ok(()));
             }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use waitgate::body::Body;
 use waitgate::fault::Fault;
-use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Scheme, Stop};
 use waitgate::upstream::{Group, Outgoing, Upstreams};
 use waitgate::{config, intake};
 
@@ -330,7 +330,7 @@ pub(crate) fn limits() -> ConnectionLimits {
         max_connections: 1000,
         max_connections_per_address: 1000,
         ipv6_prefix: 64,
-        trusted_proxies: Vec::new(),
+        carriers: Vec::new(),
         header_timeout: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(5),
@@ -414,11 +414,19 @@ impl Front {
         H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Body>> + Send + 'static,
     {
+        Self::living(Live::new(ListenerSettings::plain(limits)), Scheme::Http, stop, handle).await
+    }
+
+    /// Any other handler, and any settings.
+    pub(crate) async fn living<H, F>(live: Arc<Live>, scheme: Scheme, stop: Stop, handle: H) -> Self
+    where
+        H: Fn(Request<Body>, Peer) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
         let listener = server::listen("127.0.0.1:0".parse().unwrap(), PortUse::Alone).expect("listen");
         let address = listener.local_addr().expect("address");
-        let live = Live::new(ListenerSettings::plain(limits));
         let handle = move |request, peer| Box::pin(handle(request, peer));
-        let serving = tokio::spawn(server::serve(listener, Arc::clone(&live), stop.clone(), handle));
+        let serving = tokio::spawn(server::serve(listener, scheme, Arc::clone(&live), stop.clone(), handle));
         Self {
             address,
             live,

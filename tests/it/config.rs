@@ -34,6 +34,9 @@ fn every_documented_key_is_one_that_is_read() {
     // With the `# key = value` lines uncommented, apart from what excludes each other or needs files.
     let needs_files = [
         "token_file",
+        "listen",
+        "certificates",
+        "hsts",
         "url",
         "url_file",
         "program",

@@ -38,6 +38,8 @@ pub const SHOP: &str = "[rooms.42]\npaths = [\"/sale\"]\nrate = \"1000/s\"\nstoc
 /// One gateway.
 pub struct Gate {
     pub public: SocketAddr,
+    /// Where HTTPS is, if it is.
+    pub secure: Option<SocketAddr>,
     pub operators: SocketAddr,
     pub stop: Stop,
 }
@@ -88,8 +90,10 @@ impl Site {
 
     /// One more gateway on the same store, keys and backend.
     pub async fn another(&self, settings: &str) -> Gate {
-        // Keys of the server stand first, because everything after a table's head belongs to that table.
-        let (server, settings): (Vec<&str>, Vec<&str>) = settings.lines().partition(|line| line.starts_with("server."));
+        // Keys of the listeners stand first, because everything after a table's head belongs to that table.
+        let (server, settings): (Vec<&str>, Vec<&str>) = settings
+            .lines()
+            .partition(|line| line.starts_with("server.") || line.starts_with("tls."));
         let (server, settings) = (server.join("\n"), settings.join("\n"));
         let text = format!(
             "{server}\nserver.listen = \"127.0.0.1:0\"\nops.listen = \"127.0.0.1:0\"\nstore.url = \"{}\"\nstore.data_dir = \"{}\"\nroom.upstream = \"http://{}\"\n\
@@ -125,9 +129,14 @@ impl Gate {
         let rooms = config.rooms.clone();
         let stop = Stop::new();
         let serving = soon(Serving::start(config, stop.clone())).await.expect("it starts");
-        let (public, operators) = (serving.public, serving.operators);
+        let (public, secure, operators) = (serving.public, serving.secure, serving.operators);
         tokio::spawn(serving.ended());
-        let gate = Self { public, operators, stop };
+        let gate = Self {
+            public,
+            secure,
+            operators,
+            stop,
+        };
         for room in rooms {
             gate.knows(&room).await;
         }

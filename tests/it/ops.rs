@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use waitgate::config::{self, Secret};
 use waitgate::ops::{Ops, OpsRoom};
-use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, PortUse, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, PortUse, Scheme, Stop};
 use waitgate::store::News;
 use waitgate::store::scripts::{Asked, Gate, Held, Stock};
 use waitgate::telemetry::Metrics;
@@ -86,7 +86,7 @@ impl Listener {
         Self {
             address,
             draining,
-            serving: tokio::spawn(server::serve(socket, live, Stop::new(), move |request, _| {
+            serving: tokio::spawn(server::serve(socket, Scheme::Http, live, Stop::new(), move |request, _| {
                 let ops = Arc::clone(&ops);
                 Box::pin(async move { ops.handle(request).await })
             })),

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use waitgate::body::{Body, BodyError};
 use waitgate::clock::Clock;
-use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Stop};
+use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, PortUse, Scheme, Stop};
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, soon, until};
 use crate::crew::{Crew, Visitor};
@@ -433,6 +433,7 @@ async fn the_peer_is_known_over_real_sockets_v4_in_v6_too() {
     let stop = Stop::new();
     let serving = tokio::spawn(server::serve(
         listener,
+        Scheme::Http,
         Live::new(ListenerSettings::plain(limits())),
         stop.clone(),
         |_, peer: Peer| Box::pin(async move { Response::new(Body::full(peer.address.ip().to_string())) }),
