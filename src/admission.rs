@@ -6,18 +6,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::fault::StoreFault;
+use crate::gateway::Gateway;
 use crate::queue::positions::Positions;
 use crate::queue::seed;
 use crate::room::Door;
 use crate::store::News;
 use crate::store::scripts::{Presence, Stock, Ticked};
-use crate::waiting::hall::{Hall, House};
+use crate::waiting::hall::Hall;
 
 /// How often people are called.
 const TICK: Duration = Duration::from_millis(100);
@@ -32,8 +34,8 @@ const DEPARTURES: usize = 500;
 /// Limits and tokens are tidied this often.
 const TIDY: Duration = Duration::from_secs(5);
 
-/// Runs a room until the gateway stops; then says goodbye to its streams.
-pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: CancellationToken) {
+/// Runs a room until the gateway stops, and then says goodbye to its streams; or until the room itself ends, and then tells them so.
+pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: CancellationToken, end: CancellationToken) {
     let mut rounds = Rounds {
         hall,
         read_at: None,
@@ -44,22 +46,27 @@ pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: Cancellati
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            () = draining.cancelled() => break,
+            () = end.cancelled() => break,
             _ = ticks.tick() => rounds.tick().await,
             Some(news) = news.recv() => rounds.hear(news).await,
         }
     }
-    rounds.hall.feed.say_goodbye();
+    if draining.is_cancelled() {
+        rounds.hall.feed.say_goodbye();
+    } else {
+        rounds.hall.feed.close();
+    }
 }
 
 /// Keeps limits, remembered admissions and keys tidy until the gateway stops.
-pub async fn tidy(house: Arc<House>, clock: Clock, draining: CancellationToken) {
+pub async fn tidy(live: Arc<ArcSwap<Gateway>>, clock: Clock, draining: CancellationToken) {
     let mut ticks = interval(TIDY);
     loop {
         tokio::select! {
             () = draining.cancelled() => return,
             _ = ticks.tick() => {}
         }
+        let house = Arc::clone(&live.load().house);
         let (keeper, now_ms) = (Arc::clone(&house), clock.now_ms());
         let tidied = tokio::task::spawn_blocking(move || {
             keeper.limits.prune();

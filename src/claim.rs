@@ -154,7 +154,7 @@ pub async fn conclude(room: &Room, end: &End) -> Result<(), StoreFault> {
     match end.meaning {
         Meaning::Accepted => store.answer(id, kept).await,
         Meaning::Unknown => store.answer(id, None).await,
-        Meaning::Refused => store.settle(&terms(room), id, Verdict::Release, kept).await.map(drop),
+        Meaning::Refused => store.settle(&terms(&room.settings()), id, Verdict::Release, kept).await.map(drop),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can be typed: `waitgate serve`, `check`, `demo`, `room` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
+//! What can be typed: `waitgate serve`, `check`, `demo`, `room`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
 //!
 //! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
 //! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
@@ -6,18 +6,20 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand};
+use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::config::{self, Config, Log, LogFormat};
+use crate::config::{self, AccessTarget, Config, Log, LogFormat};
 use crate::crowd::{self, CrowdOptions};
 use crate::demo::{self, DemoOptions};
-use crate::ops::client::{self, RoomCommand};
-use crate::serve;
+use crate::ops::client::{self, Reach, RoomCommand};
+use crate::serve::{self, Outside};
 use crate::shop::{self, ShopOptions};
 use crate::stop::Stop;
-use crate::telemetry;
+use crate::telemetry::{self, LogFilter};
 use crate::token::keys;
 
 /// Something broke.
@@ -48,6 +50,8 @@ enum Command {
     Demo(DemoOptions),
     /// Look at rooms and change them while people wait
     Room(RoomCommand),
+    /// Let a running gateway read its configuration again; all of it is put in force, or nothing
+    Reload(Reach),
     /// Change the keys that sign tickets and admissions, without a lost place
     Keys(KeysCommand),
     /// The demo's crowd
@@ -89,9 +93,10 @@ pub struct Work(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Serve(Box<Config>),
+    Serve(Box<Config>, Outside),
     Demo(DemoOptions),
     Room(RoomCommand),
+    Reload(Reach),
     Crowd(CrowdOptions),
     Shop(ShopOptions),
 }
@@ -107,11 +112,15 @@ impl Cli {
             Command::Check(file) => return Err(check(&file.config)),
             Command::Serve(file) => {
                 let config = load(&file.config)?;
-                start_log(&config.log, log)?;
+                let filter = start_log(&config.log, log)?;
                 if let Some(sentence) = config.idle() {
                     return Err(complain(BAD_SETTINGS, &format!("{}: {sentence}", file.config.display())));
                 }
-                Kind::Serve(Box::new(config))
+                let outside = Outside {
+                    log: Some(filter),
+                    ..Outside::default()
+                };
+                Kind::Serve(Box::new(config), outside)
             }
             Command::Demo(options) => {
                 start_log(&quiet(), log)?;
@@ -126,6 +135,7 @@ impl Cli {
                 Kind::Shop(options)
             }
             Command::Room(command) => Kind::Room(command),
+            Command::Reload(reach) => Kind::Reload(reach),
             Command::Keys(command) => return Err(rotate(&command.verb)),
         };
         Ok(Work(kind))
@@ -137,8 +147,8 @@ impl Work {
     #[must_use]
     pub fn workers(&self) -> Option<usize> {
         match &self.0 {
-            Kind::Serve(_) => Some(1),
-            Kind::Room(_) => Some(1),
+            Kind::Serve(..) => Some(1),
+            Kind::Room(_) | Kind::Reload(_) => Some(1),
             Kind::Demo(_) | Kind::Crowd(_) | Kind::Shop(_) => None,
         }
     }
@@ -146,18 +156,31 @@ impl Work {
     /// Whether a signal should begin a clean end, rather than end the process.
     #[must_use]
     pub fn ends_by_signal(&self) -> bool {
-        matches!(self.0, Kind::Serve(_))
+        matches!(self.0, Kind::Serve(..))
+    }
+
+    /// Told when `SIGHUP` comes; none: it means nothing to this command.
+    #[must_use]
+    pub fn hang_ups(&self) -> Option<Arc<Notify>> {
+        match &self.0 {
+            Kind::Serve(_, outside) => Some(Arc::clone(&outside.hang_ups)),
+            _ => None,
+        }
     }
 
     /// Does it. `stop` is heeded where [`Work::ends_by_signal`].
     pub async fn run(self, stop: Stop) -> ExitCode {
         match self.0 {
-            Kind::Serve(config) => match serve::run(*config, stop).await {
+            Kind::Serve(config, outside) => match serve::run(*config, stop, outside).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(fault) => complain(BROKE, &fault.to_string()),
             },
             Kind::Demo(options) => demo::run(options).await,
             Kind::Room(command) => match client::run(command).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(sentence) => complain(BROKE, &sentence),
+            },
+            Kind::Reload(reach) => match client::reload(&reach).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(sentence) => complain(BROKE, &sentence),
             },
@@ -214,10 +237,12 @@ fn quiet() -> Log {
     Log {
         filter: "warn".to_owned(),
         format: LogFormat::Human,
+        access: AccessTarget::Off,
+        query: false,
     }
 }
 
-fn start_log(settings: &Log, filter: Option<&str>) -> Result<(), ExitCode> {
+fn start_log(settings: &Log, filter: Option<&str>) -> Result<LogFilter, ExitCode> {
     telemetry::start_log(settings, filter.filter(|filter| !filter.is_empty())).map_err(|sentence| complain(USAGE, &sentence))
 }
 

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use crate::clock::UnixMs;
 
+mod changes;
 mod paths;
 mod read;
 mod rooms;
@@ -22,6 +23,7 @@ mod source;
 mod tls;
 mod values;
 
+pub use changes::{Changes, mark};
 pub use read::{load, parse};
 pub use show::show;
 pub use source::{Mistake, Mistakes};
@@ -34,6 +36,8 @@ pub const DEFAULTS: &str = include_str!("../config/waitgate.toml");
 /// Everything `waitgate serve` needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The file it was read from.
+    pub file: PathBuf,
     /// The public listener.
     pub server: Server,
     /// The HTTPS listener beside it; none: only plain HTTP.
@@ -142,7 +146,7 @@ pub enum ForwardedHeader {
 }
 
 /// One token bucket: `rate` a second on the long run, `burst` at once.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Requests per second.
     pub rate: Rate,
@@ -151,7 +155,7 @@ pub struct Quota {
 }
 
 /// Request limits. Each is per key and per gateway.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// By address.
     pub address: Quota,
@@ -163,6 +167,10 @@ pub struct Limits {
     pub forgery: Quota,
     /// Keys remembered at most per limit; beyond it newcomers share one bucket.
     pub max_keys: usize,
+    /// Networks that are never limited.
+    pub allow: Vec<IpNet>,
+    /// Networks that are never served.
+    pub deny: Vec<IpNet>,
 }
 
 /// Tickets, admissions and their keys.
@@ -212,6 +220,21 @@ pub struct Log {
     pub filter: String,
     /// Human lines, JSON lines, or human on a terminal and JSON elsewhere.
     pub format: LogFormat,
+    /// Where the access log goes.
+    pub access: AccessTarget,
+    /// Whether the access log keeps queries.
+    pub query: bool,
+}
+
+/// Where the access log goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessTarget {
+    /// There is none.
+    Off,
+    /// Standard output.
+    Stdout,
+    /// A file, which is appended to.
+    File(PathBuf),
 }
 
 /// The shape of log lines.

@@ -11,10 +11,12 @@ use std::sync::{Arc, Weak};
 use http::request::Parts;
 use http::{Method, Request, Response};
 
+use crate::access::{Begun, Note, trace};
 use crate::body::Body;
 use crate::config;
 use crate::fault::{ClientFault, Fault};
 use crate::intake::{self, Host};
+use crate::limit::Listed;
 use crate::room::path::Readings;
 use crate::room::{Door, Guarded, Rooms};
 use crate::telemetry::{NO_ROOM, RoomMetrics};
@@ -33,6 +35,8 @@ pub use decision::Answering;
 use decision::{Decision, Errand, OnClaim, Ready};
 use refuse::Refusal;
 
+/// What is decided about an address that is not served.
+const DENIED: &str = "denied";
 /// Where backends find the public keys of admissions.
 const JWKS: &str = "/.well-known/waitgate/jwks.json";
 
@@ -42,7 +46,9 @@ pub struct Gateway {
     pub house: Arc<House>,
     halls: HashMap<String, Arc<Hall>, ahash::RandomState>,
     rooms: Rooms,
-    upstreams: Upstreams,
+    /// Rooms that were taken out of the settings: whoever waits there is told.
+    gone: Vec<Arc<Hall>>,
+    upstreams: Arc<Upstreams>,
     /// Where each room leads.
     groups: HashMap<String, Group, ahash::RandomState>,
     /// Where all else leads, if anywhere.
@@ -63,6 +69,8 @@ struct Arrival {
     address: Address,
     peer: IpAddr,
     host: Host,
+    /// For the access log, where there is one.
+    note: Option<Arc<Note>>,
 }
 
 impl std::fmt::Debug for Gateway {
@@ -77,7 +85,13 @@ impl std::fmt::Debug for Gateway {
 impl Gateway {
     /// A gateway of these rooms.
     #[must_use]
-    pub fn new(settings: &config::Config, house: Arc<House>, halls: Vec<Arc<Hall>>, upstreams: Upstreams) -> Arc<Self> {
+    pub fn new(
+        settings: &config::Config,
+        house: Arc<House>,
+        halls: Vec<Arc<Hall>>,
+        upstreams: Arc<Upstreams>,
+        gone: Vec<Arc<Hall>>,
+    ) -> Arc<Self> {
         let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.settings)).collect());
         let lead = |hall: &Arc<Hall>| (hall.room.id.clone(), upstreams.group(&hall.settings.upstream));
         let groups = halls.iter().map(lead).collect();
@@ -89,6 +103,7 @@ impl Gateway {
             fallback,
             halls: halls.into_iter().map(|hall| (hall.room.id.clone(), hall)).collect(),
             rooms,
+            gone,
             upstreams,
             client: settings.client.clone(),
             cookie_prefixes: crate::token::cookie::PREFIXES.map(str::to_owned).to_vec(),
@@ -107,20 +122,33 @@ impl Gateway {
     pub fn handle(self: &Arc<Self>, request: Request<Body>, peer: Peer) -> Answering {
         let checked = intake::check(&request);
         let (head, body) = request.into_parts();
-        let address = Address::find(&self.client, peer, &head.headers);
+        let mut address = Address::find(&self.client, peer, &head.headers);
+        let listed = self.house.limits.listed(address.ip);
+        address.unlimited = listed == Some(Listed::Allowed);
         let peer = peer.address.ip();
         self.warn_of_proxy(address, peer, &head);
         let asker = Refusal::of(&head);
         let host = match checked {
+            // Before anything else: it costs next to nothing, and says next to nothing.
+            _ if listed == Some(Listed::Denied) => {
+                self.elsewhere.decided(DENIED);
+                let note = self.note(&head, "", &address, peer);
+                return Answering::now(noted(note, DENIED, asker.denied()));
+            }
             Ok(host) => host,
-            Err(fault) => return Answering::now(self.broke(&asker, &fault.into())),
+            Err(fault) => {
+                let note = self.note(&head, "", &address, peer);
+                return Answering::now(noted(note, "refused", self.broke(&asker, &fault.into())));
+            }
         };
+        let note = self.note(&head, &host.authority, &address, peer);
         let arrival = Arrival {
             head,
             body,
             address,
             peer,
             host,
+            note,
         };
         match self.decide(&arrival) {
             Ok(Decision::Answer(ready)) => Answering::now(self.answer(ready, &arrival, &asker)),
@@ -128,8 +156,24 @@ impl Gateway {
                 let (gateway, arrival) = (Arc::clone(self), Box::new(arrival));
                 Answering::later(async move { gateway.run(errand, arrival, &asker).await })
             }
-            Err(fault) => Answering::now(self.broke(&asker, &fault)),
+            Err(fault) => Answering::now(noted(arrival.note.clone(), "refused", self.broke(&asker, &fault))),
         }
+    }
+
+    /// What the access log will say of a request, where there is one.
+    fn note(&self, head: &Parts, host: &str, address: &Address, peer: IpAddr) -> Option<Arc<Note>> {
+        let log = self.house.access.as_ref()?;
+        let begun = Begun {
+            id: trace::request_id(&head.headers, address.trusted_peer)
+                .to_str()
+                .unwrap_or("-")
+                .to_owned(),
+            client: address.ip,
+            peer,
+            head,
+            host,
+        };
+        Some(Note::begin(log, begun))
     }
 
     /// Behind a proxy that is not listed all visitors look like one, and share one limit: the mistake everybody makes once, said once.
@@ -150,7 +194,7 @@ impl Gateway {
     /// Answers what nobody needs to be asked about.
     fn answer(&self, ready: Ready<'_>, arrival: &Arrival, asker: &Refusal) -> Response<Body> {
         let hall = ready.hall();
-        self.count(hall, ready.name());
+        self.count(hall, ready.name(), arrival);
         let mut response = match ready {
             Ready::Throttle(_, over) => asker.throttled(&self.house, over),
             Ready::NotFound => asker.not_found(&self.house),
@@ -160,18 +204,23 @@ impl Gateway {
             Ready::ComeBack(_) => waiting::sse::come_back(),
             Ready::SoldOut(hall, presented) => wait::sold_out(&self.house, hall, &presented, asker),
             Ready::Closed(hall) => asker.closed(&self.house, hall),
+            Ready::Gone(hall, route) => waiting::gone(hall, route).unwrap_or_else(|| asker.closed(&self.house, hall)),
         };
         if let Some(hall) = hall {
             let origin = arrival.head.headers.get(http::header::ORIGIN);
             waiting::origin::allow(origin, &hall.settings.origins, response.headers_mut());
         }
-        response
+        match &arrival.note {
+            None => response,
+            Some(note) => Arc::clone(note).answer(response),
+        }
     }
 
     /// Runs an errand, and says what broke on it.
     async fn run(&self, errand: Errand, arrival: Box<Arrival>, asker: &Refusal) -> Response<Body> {
         let hall = errand.hall().cloned();
-        self.count(hall.as_ref(), errand.name());
+        self.count(hall.as_ref(), errand.name(), &arrival);
+        let note = arrival.note.clone();
         let to_shop = matches!(errand, Errand::Pass(_) | Errand::Forward(..));
         let origin = arrival.head.headers.get(http::header::ORIGIN).cloned();
         let outcome = self.act(errand, arrival).await;
@@ -181,7 +230,10 @@ impl Gateway {
         if let Some(hall) = shared {
             waiting::origin::allow(origin.as_ref(), &hall.settings.origins, response.headers_mut());
         }
-        response
+        match note {
+            None => response,
+            Some(note) => note.answer(response),
+        }
     }
 
     fn broke(&self, asker: &Refusal, fault: &Fault) -> Response<Body> {
@@ -196,7 +248,7 @@ impl Gateway {
             return Ok(self.own_route(own, arrival));
         }
         if path == JWKS {
-            let limited = self.house.limits.waiting(arrival.address.network);
+            let limited = self.house.limits.waiting(&arrival.address);
             return Ok(limited.map_or_else(|over| Ready::Throttle(None, over), |()| Ready::Keys).into());
         }
         // Every reading a backend could make of the path, so that no spelling goes by a room.
@@ -222,8 +274,8 @@ impl Gateway {
         };
         let limits = &self.house.limits;
         let limited = match presented.name() {
-            Some(visitor) => limits.visitor(&room.id, visitor),
-            None => limits.address(arrival.address.network),
+            Some(visitor) => limits.visitor(&arrival.address, &room.id, visitor),
+            None => limits.address(&arrival.address),
         };
         if let Err(over) = limited {
             return Ok(Ready::Throttle(Some(hall), over).into());
@@ -251,7 +303,7 @@ impl Gateway {
             .split_once('/')
             .and_then(|(room, name)| Some((self.halls.get(room)?, Route::named(name)?)))
         else {
-            return Ready::NotFound.into();
+            return self.gone_route(own).unwrap_or(Ready::NotFound).into();
         };
         if let Some(answer) = waiting::origin::preflight(&arrival.head, &hall.settings.origins) {
             return Ready::Preflight(hall, answer).into();
@@ -261,7 +313,7 @@ impl Gateway {
             Route::Events => Ready::ComeBack(hall).into(),
             _ => Ready::Throttle(Some(hall), over).into(),
         };
-        if let Err(over) = self.house.limits.waiting(arrival.address.network) {
+        if let Err(over) = self.house.limits.waiting(&arrival.address) {
             return throttle(over);
         }
         if arrival.head.method != method {
@@ -273,9 +325,17 @@ impl Gateway {
         }
     }
 
+    /// A route of a room that is gone.
+    fn gone_route(&self, own: &str) -> Option<Ready<'_>> {
+        let (room, name) = own.split_once('/')?;
+        let (route, _) = Route::named(name)?;
+        let hall = self.gone.iter().find(|hall| hall.room.id == room)?;
+        Some(Ready::Gone(hall, route))
+    }
+
     /// What no room guards goes to the backend of the rest of the site, within the limit of its address.
     fn ungated<'g>(&'g self, room: Option<&'g Arc<config::Room>>, arrival: &Arrival) -> Decision<'g> {
-        if let Err(over) = self.house.limits.address(arrival.address.network) {
+        if let Err(over) = self.house.limits.address(&arrival.address) {
             return Ready::Throttle(None, over).into();
         }
         let to = self.fallback.as_ref().or_else(|| self.groups.get(&room?.id));
@@ -309,10 +369,24 @@ impl Gateway {
         }
     }
 
-    fn count(&self, hall: Option<&Arc<Hall>>, decision: &'static str) {
+    fn count(&self, hall: Option<&Arc<Hall>>, decision: &'static str, arrival: &Arrival) {
+        if let Some(note) = &arrival.note {
+            note.decided(decision, hall.map(|hall| hall.room.id.as_str()));
+        }
         match hall {
             Some(hall) => hall.metrics.decided(decision),
             None => self.elsewhere.decided(decision),
+        }
+    }
+}
+
+/// An answer of which nothing else is to be said, for the log as well.
+fn noted(note: Option<Arc<Note>>, decision: &'static str, response: Response<Body>) -> Response<Body> {
+    match note {
+        None => response,
+        Some(note) => {
+            note.decided(decision, None);
+            note.answer(response)
         }
     }
 }

@@ -26,6 +26,7 @@ pub mod fault;
 pub mod telemetry;
 pub mod body;
 pub mod stop;
+pub mod access;
 pub mod store;
 // The steps, in the order a request meets them.
 pub mod intake;

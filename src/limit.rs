@@ -2,31 +2,59 @@
 //!
 //! governor does the arithmetic (GCRA); the store below bounds how many keys are remembered. Beyond the bound newcomers share one bucket:
 //! a flood of addresses costs no memory, and those already known keep their own.
+//!
+//! Limits may be exchanged for others while requests go on ([`Limits::after`]): whoever owes requests goes on owing as many, a full new burst at
+//! most, and works them off at the new rate. So a change pardons nobody, and a higher rate helps those who were throttled at once.
 
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use ahash::RandomState;
 use dashmap::DashMap;
-use governor::clock::{Clock as _, DefaultClock};
+use governor::clock::{Clock, DefaultClock, Reference as _};
+use governor::middleware::NoOpMiddleware;
 use governor::nanos::Nanos;
 use governor::state::StateStore;
 use governor::state::keyed::ShrinkableKeyedStateStore;
 use governor::{Quota, RateLimiter};
 
 use crate::config;
+use crate::visitor::Address;
+
+mod networks;
+
+pub use networks::Listed;
+use networks::Networks;
 
 /// Over a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Over {
+    /// Which limit.
+    pub limit: &'static str,
+    /// What it grants.
+    pub quota: config::Quota,
     /// When the next request will be let through.
     pub retry_after: Duration,
 }
 
 impl Over {
+    /// `RateLimit-Policy` and `RateLimit`, as draft-ietf-httpapi-ratelimit-headers-11 writes them: so many requests in so many seconds, and when
+    /// the next one is granted.
+    #[must_use]
+    pub fn headers(self) -> [(&'static str, String); 2] {
+        let config::Quota { rate, burst } = self.quota;
+        // The time in which a bucket fills up, rounded up: not more than the burst is granted in it.
+        let window_s = (u64::from(burst) * 1000).div_ceil(rate.milli().max(1)).max(1);
+        [
+            ("ratelimit-policy", format!("\"{}\";q={burst};w={window_s}", self.limit)),
+            ("ratelimit", format!("\"{}\";r=0;t={}", self.limit, self.retry_after_s())),
+        ]
+    }
+
     /// `Retry-After`: whole seconds, rounded up, never 0.
     #[must_use]
     pub fn retry_after_s(self) -> u64 {
@@ -42,6 +70,7 @@ pub struct Limits {
     waiting: Bucket<IpAddr>,
     forgery: Bucket<IpAddr>,
     hasher: RandomState,
+    networks: Networks,
 }
 
 impl Limits {
@@ -49,27 +78,53 @@ impl Limits {
     #[must_use]
     pub fn new(settings: &config::Limits) -> Self {
         Self {
-            address: Bucket::new(settings.address, settings.max_keys),
-            visitor: Bucket::new(settings.visitor, settings.max_keys),
-            waiting: Bucket::new(settings.waiting, settings.max_keys),
-            forgery: Bucket::new(settings.forgery, settings.max_keys),
+            address: Bucket::new("address", settings.address, settings.max_keys),
+            visitor: Bucket::new("visitor", settings.visitor, settings.max_keys),
+            waiting: Bucket::new("waiting", settings.waiting, settings.max_keys),
+            forgery: Bucket::new("forgery", settings.forgery, settings.max_keys),
             hasher: RandomState::new(),
+            networks: Networks::new(&settings.allow, &settings.deny),
         }
+    }
+
+    /// Other limits, in which everybody owes what they owed before.
+    #[must_use]
+    pub fn after(before: &Self, settings: &config::Limits) -> Self {
+        Self {
+            address: before.address.with(settings.address, settings.max_keys),
+            visitor: before.visitor.with(settings.visitor, settings.max_keys),
+            waiting: before.waiting.with(settings.waiting, settings.max_keys),
+            forgery: before.forgery.with(settings.forgery, settings.max_keys),
+            hasher: before.hasher.clone(),
+            networks: Networks::new(&settings.allow, &settings.deny),
+        }
+    }
+
+    /// What the lists say of an address.
+    #[must_use]
+    pub fn listed(&self, ip: IpAddr) -> Option<Listed> {
+        self.networks.find(ip)
     }
 
     /// Any request, by address.
     ///
     /// # Errors
     /// The address is over its limit.
-    pub fn address(&self, network: IpAddr) -> Result<(), Over> {
-        self.address.check(&network)
+    pub fn address(&self, address: &Address) -> Result<(), Over> {
+        if address.unlimited {
+            return Ok(());
+        }
+        self.address.check(&address.network)
     }
 
     /// A request of a known visitor of a room, by ticket or user.
     ///
     /// # Errors
     /// The visitor is over its limit.
-    pub fn visitor(&self, room: &str, visitor: &str) -> Result<(), Over> {
+    pub fn visitor(&self, address: &Address, room: &str, visitor: &str) -> Result<(), Over> {
+        if address.unlimited {
+            return Ok(());
+        }
         self.visitor.check(&self.hasher.hash_one((room, visitor)))
     }
 
@@ -77,16 +132,22 @@ impl Limits {
     ///
     /// # Errors
     /// The address is over its limit.
-    pub fn waiting(&self, network: IpAddr) -> Result<(), Over> {
-        self.waiting.check(&network)
+    pub fn waiting(&self, address: &Address) -> Result<(), Over> {
+        if address.unlimited {
+            return Ok(());
+        }
+        self.waiting.check(&address.network)
     }
 
     /// Counts a bad signature, or says that there were too many of them already.
     ///
     /// # Errors
     /// The address sent too many.
-    pub fn forgery(&self, network: IpAddr) -> Result<(), Over> {
-        self.forgery.check(&network)
+    pub fn forgery(&self, address: &Address) -> Result<(), Over> {
+        if address.unlimited {
+            return Ok(());
+        }
+        self.forgery.check(&address.network)
     }
 
     /// Forgets keys whose buckets are full again. To be called now and then, off the request path.
@@ -111,22 +172,66 @@ impl Limits {
 
 /// One limit: a bucket per key, a bounded number of keys.
 #[derive(Debug)]
-struct Bucket<K: Hash + Eq + Clone> {
-    limiter: RateLimiter<K, Capped<K>, DefaultClock>,
-    clock: DefaultClock,
+struct Bucket<K: Hash + Eq + Clone, C: Clock + Clone = DefaultClock> {
+    name: &'static str,
+    settings: config::Quota,
+    limiter: RateLimiter<K, Cells<K>, C, NoOpMiddleware<C::Instant>>,
+    cells: Cells<K>,
+    clock: C,
+    /// What the cells' times are counted from.
+    start: C::Instant,
 }
 
 impl<K: Hash + Eq + Clone> Bucket<K> {
-    fn new(settings: config::Quota, max_keys: usize) -> Self {
-        let clock = DefaultClock::default();
+    fn new(name: &'static str, settings: config::Quota, max_keys: usize) -> Self {
+        Self::by(DefaultClock::default(), (name, settings), Capped::new(max_keys))
+    }
+}
+
+impl<K: Hash + Eq + Clone, C: Clock + Clone> Bucket<K, C> {
+    fn by(clock: C, (name, settings): (&'static str, config::Quota), cells: Capped<K>) -> Self {
+        let cells = Cells(Arc::new(cells));
         Self {
-            limiter: RateLimiter::new(quota(settings), Capped::new(max_keys), clock.clone()),
+            name,
+            settings,
+            start: clock.now(),
+            limiter: RateLimiter::new(quota(settings), Cells(Arc::clone(&cells.0)), clock.clone()),
+            cells,
             clock,
         }
     }
 
+    /// A bucket of other settings in which every key owes what it owed in this one.
+    fn with(&self, settings: config::Quota, max_keys: usize) -> Self {
+        let now: u64 = self.clock.now().duration_since(self.start).into();
+        let (before, after) = (quota(self.settings), quota(settings));
+        let period = |quota: Quota| u64::try_from(quota.replenish_interval().as_nanos()).unwrap_or(u64::MAX);
+        let (old, new) = (u128::from(period(before)), u128::from(period(after)));
+        // governor's time of a bucket that has been used up lies one request more than the burst ahead.
+        let most = new * (u128::from(settings.burst) + 1);
+        let owed = |cell: &AtomicU64| {
+            let ahead = u128::from(cell.load(Relaxed).saturating_sub(now));
+            u64::try_from((ahead * new / old.max(1)).min(most)).unwrap_or(u64::MAX)
+        };
+        let fresh = Capped::new(max_keys);
+        for cell in &self.cells.0.cells {
+            if fresh.count.load(Relaxed) >= max_keys {
+                break;
+            }
+            let owed = owed(cell.value());
+            if owed > 0 {
+                fresh.cells.insert(cell.key().clone(), AtomicU64::new(owed));
+                fresh.count.fetch_add(1, Relaxed);
+            }
+        }
+        fresh.overflow.store(owed(&self.cells.0.overflow), Relaxed);
+        Self::by(self.clock.clone(), (self.name, settings), fresh)
+    }
+
     fn check(&self, key: &K) -> Result<(), Over> {
         self.limiter.check_key(key).map_err(|not_until| Over {
+            limit: self.name,
+            quota: self.settings,
             retry_after: not_until.wait_time_from(self.clock.now()),
         })
     }
@@ -184,49 +289,53 @@ where
     }
 }
 
-impl<K: Hash + Eq + Clone> StateStore for Capped<K> {
+/// The same, held by the limiter and by its bucket.
+#[derive(Debug)]
+struct Cells<K: Hash + Eq>(Arc<Capped<K>>);
+
+impl<K: Hash + Eq + Clone> StateStore for Cells<K> {
     type Key = K;
 
     fn measure_and_replace<T, F, E>(&self, key: &K, decide: F) -> Result<T, E>
     where
         F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
     {
-        if let Some(cell) = self.cells.get(key) {
+        if let Some(cell) = self.0.cells.get(key) {
             return measure(&cell, decide);
         }
-        if self.count.load(Relaxed) >= self.max {
-            return measure(&self.overflow, decide);
+        if self.0.count.load(Relaxed) >= self.0.max {
+            return measure(&self.0.overflow, decide);
         }
-        let cell = self.cells.entry(key.clone()).or_insert_with(|| {
-            self.count.fetch_add(1, Relaxed);
+        let cell = self.0.cells.entry(key.clone()).or_insert_with(|| {
+            self.0.count.fetch_add(1, Relaxed);
             AtomicU64::new(0)
         });
         measure(&cell, decide)
     }
 }
 
-impl<K: Hash + Eq + Clone> ShrinkableKeyedStateStore<K> for Capped<K> {
+impl<K: Hash + Eq + Clone> ShrinkableKeyedStateStore<K> for Cells<K> {
     fn retain_recent(&self, drop_below: Nanos) {
         let keep_from = u64::from(drop_below);
-        self.cells.retain(|_, cell| {
+        self.0.cells.retain(|_, cell| {
             let keep = cell.load(Relaxed) >= keep_from;
             if !keep {
-                self.count.fetch_sub(1, Relaxed);
+                self.0.count.fetch_sub(1, Relaxed);
             }
             keep
         });
     }
 
     fn shrink_to_fit(&self) {
-        self.cells.shrink_to_fit();
+        self.0.cells.shrink_to_fit();
     }
 
     fn len(&self) -> usize {
-        self.cells.len()
+        self.0.cells.len()
     }
 
     fn is_empty(&self) -> bool {
-        self.cells.is_empty()
+        self.0.cells.is_empty()
     }
 }
 
@@ -237,7 +346,7 @@ mod tests {
 
     fn bucket(per_second: u64, burst: u32, max_keys: usize) -> Bucket<u64> {
         let rate = Rate::from_milli(per_second * 1000);
-        Bucket::new(config::Quota { rate, burst }, max_keys)
+        Bucket::new("test", config::Quota { rate, burst }, max_keys)
     }
 
     #[test]
@@ -253,6 +362,11 @@ mod tests {
     fn retry_after_is_rounded_up_and_never_zero() {
         let after = |ms| {
             Over {
+                limit: "test",
+                quota: config::Quota {
+                    rate: Rate::from_milli(1000),
+                    burst: 1,
+                },
                 retry_after: Duration::from_millis(ms),
             }
             .retry_after_s()

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Notify;
 use waitgate::cli::{Cli, Work};
 use waitgate::stop::Stop;
 
@@ -36,7 +38,7 @@ fn runtime(work: &Work) -> io::Result<Runtime> {
 async fn run(work: Work) -> ExitCode {
     let stop = Stop::new();
     if work.ends_by_signal() {
-        match Signals::listen() {
+        match Signals::listen(work.hang_ups()) {
             Ok(signals) => drop(tokio::spawn(signals.obey(stop.clone()))),
             Err(error) => return give_up("signals cannot be heard", &error),
         }
@@ -48,16 +50,18 @@ async fn run(work: Work) -> ExitCode {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// Heard and left alone: a closed terminal is no reason to stop a sale.
+    /// The settings are to be read again. Never a reason to stop: a terminal that closes sends it too.
     hang_up: Signal,
+    hang_ups: Option<Arc<Notify>>,
 }
 
 impl Signals {
-    fn listen() -> io::Result<Self> {
+    fn listen(hang_ups: Option<Arc<Notify>>) -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hang_up: signal(SignalKind::hangup())?,
+            hang_ups,
         })
     }
 
@@ -79,7 +83,11 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = self.hang_up.recv() => tracing::info!("SIGHUP is ignored"),
+                _ = self.hang_up.recv() => {
+                    if let Some(hang_ups) = &self.hang_ups {
+                        hang_ups.notify_one();
+                    }
+                }
             }
         }
     }

@@ -5,6 +5,8 @@
 //! | `GET /healthz` | 200 `ok` as long as the process answers; for anybody |
 //! | `GET /readyz` | 200 or 503 `{"ready", "reasons": ["draining" \| "store_unavailable"]}`; for anybody |
 //! | `GET /metrics` | Prometheus' text format |
+//! | `GET /v1/config` | `{"mark", "loaded_at_ms"}`: the mark is the same on every gateway with the same settings |
+//! | `POST /v1/reload` | reads the settings' file again: `{"changed", "without_effect", "mark"}`, or 422 `bad_settings`, `restart_needed`, `unusable_settings` |
 //! | `GET /v1/rooms` | `{"rooms": [room…], "not_ready": [id…]}` |
 //! | `GET /v1/rooms/{id}` | the room: [`RoomNow`] |
 //! | `PATCH /v1/rooms/{id}` | changes `rate cap stock paused message opens_at closes_at`, whichever the JSON body names, all or nothing; answers the room after |
@@ -20,6 +22,7 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use aws_lc_rs::digest;
 use data_encoding::HEXLOWER;
 use futures_util::future::join_all;
@@ -28,6 +31,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::body::Body;
@@ -43,9 +47,11 @@ mod body;
 mod change;
 pub mod client;
 mod door;
+mod reload;
 mod shown;
 
 use door::{Door, Operation};
+pub use reload::{ConfigNow, Refused, ReloadAsk, Reloaded};
 pub use shown::{ReservationNow, RoomNow, RoomsNow, State, StockNow};
 
 /// Bytes of a reservation's id at most.
@@ -54,7 +60,9 @@ const MAX_RESERVATION: usize = 128;
 /// What the operators' listener answers from.
 #[derive(Debug)]
 pub struct Ops {
-    rooms: Vec<OpsRoom>,
+    rooms: ArcSwap<Vec<OpsRoom>>,
+    config: ArcSwap<ConfigNow>,
+    asks: Option<mpsc::Sender<ReloadAsk>>,
     store: Store,
     metrics: Arc<Metrics>,
     door: Door,
@@ -78,6 +86,8 @@ enum Route<'a> {
     Health,
     Ready,
     Metrics,
+    Config,
+    Reload,
     Rooms,
     Room(&'a str),
     Reservation(&'a str, &'a str),
@@ -91,6 +101,8 @@ impl<'a> Route<'a> {
             ["healthz"] => Self::Health,
             ["readyz"] => Self::Ready,
             ["metrics"] => Self::Metrics,
+            ["v1", "config"] => Self::Config,
+            ["v1", "reload"] => Self::Reload,
             ["v1", "rooms"] => Self::Rooms,
             ["v1", "rooms", room] => Self::Room(room),
             ["v1", "rooms", room, "reservations", id] => Self::Reservation(room, id),
@@ -103,9 +115,9 @@ impl<'a> Route<'a> {
     /// The methods it has, for `Allow`.
     fn methods(self) -> &'static str {
         match self {
-            Self::Health | Self::Ready | Self::Metrics | Self::Rooms | Self::Reservation(..) => "GET, HEAD",
+            Self::Health | Self::Ready | Self::Metrics | Self::Config | Self::Rooms | Self::Reservation(..) => "GET, HEAD",
             Self::Room(_) => "GET, HEAD, PATCH",
-            Self::Settle(..) => "POST",
+            Self::Settle(..) | Self::Reload => "POST",
         }
     }
 }
@@ -115,12 +127,27 @@ impl Ops {
     #[must_use]
     pub fn new(settings: &config::Ops, store: Store, metrics: Arc<Metrics>, draining: CancellationToken, rooms: Vec<OpsRoom>) -> Self {
         Self {
-            rooms,
+            rooms: ArcSwap::from_pointee(rooms),
+            config: ArcSwap::default(),
+            asks: None,
             store,
             metrics,
             door: Door::new(settings),
             draining,
         }
+    }
+
+    /// Lets operators ask for a reload here.
+    #[must_use]
+    pub fn reloaded_by(mut self, asks: mpsc::Sender<ReloadAsk>) -> Self {
+        self.asks = Some(asks);
+        self
+    }
+
+    /// Other settings are in force, with these rooms.
+    pub fn take_over(&self, rooms: Vec<OpsRoom>, config: ConfigNow) {
+        self.rooms.store(Arc::new(rooms));
+        self.config.store(Arc::new(config));
     }
 
     /// Answers a request.
@@ -159,20 +186,26 @@ impl Ops {
             (&Method::GET, Route::Health) => Ok(text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n".to_owned())),
             (&Method::GET, Route::Ready) => Ok(self.ready()),
             (&Method::GET, Route::Metrics) => Ok(self.scrape().await),
+            (&Method::GET, Route::Config) => Ok(answer(StatusCode::OK, &**self.config.load())),
+            (&Method::POST, Route::Reload) => {
+                let operation = self.door.operation(&parts.headers)?;
+                body::nothing(&body::read(&parts, body).await?)?;
+                reload::reload(self.asks.as_ref(), &operation.who, &operation.id).await
+            }
             (&Method::GET, Route::Rooms) => self.list().await,
-            (&Method::GET, Route::Room(id)) => self.show(self.room(id)?).await,
+            (&Method::GET, Route::Room(id)) => self.show(&self.room(id)?).await,
             (&Method::PATCH, Route::Room(id)) => {
                 let room = self.room(id)?;
                 let operation = self.door.operation(&parts.headers)?;
                 let body = body::read(&parts, body).await?;
-                self.change(room, &operation, &body).await
+                self.change(&room, &operation, &body).await
             }
-            (&Method::GET, Route::Reservation(id, reservation)) => self.reservation(self.room(id)?, reservation).await,
+            (&Method::GET, Route::Reservation(id, reservation)) => self.reservation(&self.room(id)?, reservation).await,
             (&Method::POST, Route::Settle(id, reservation, verdict)) => {
                 let room = self.room(id)?;
                 let operation = self.door.operation(&parts.headers)?;
                 body::nothing(&body::read(&parts, body).await?)?;
-                self.settle(room, &operation, reservation, verdict).await
+                self.settle(&room, &operation, reservation, verdict).await
             }
             (_, route) => Err(Problem::new(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -184,8 +217,8 @@ impl Ops {
         }
     }
 
-    fn room(&self, id: &str) -> Result<&OpsRoom, Problem> {
-        self.rooms.iter().find(|room| room.id == id).ok_or_else(|| {
+    fn room(&self, id: &str) -> Result<OpsRoom, Problem> {
+        self.rooms.load().iter().find(|room| room.id == id).cloned().ok_or_else(|| {
             let detail = "The settings of this gateway have no room of that id.";
             Problem::new(StatusCode::NOT_FOUND, "no_such_room", "No such room", detail)
         })
@@ -209,7 +242,8 @@ impl Ops {
 
     /// All metrics: those of the process, and those of the rooms as the store has them now.
     async fn scrape(&self) -> Response<Body> {
-        let rooms = join_all(self.rooms.iter().map(|room| async { (room.id.as_str(), room.store.show().await) })).await;
+        let known = self.rooms.load_full();
+        let rooms = join_all(known.iter().map(|room| async { (room.id.as_str(), room.store.show().await) })).await;
         let shown: Vec<(&str, Shown)> = rooms
             .into_iter()
             .filter_map(|(id, shown)| Some((id, shown.ok().flatten()?)))
@@ -229,8 +263,9 @@ impl Ops {
             rooms: Vec::new(),
             not_ready: Vec::new(),
         };
-        let shown = join_all(self.rooms.iter().map(|room| room.store.show())).await;
-        for (room, shown) in self.rooms.iter().zip(shown) {
+        let known = self.rooms.load_full();
+        let shown = join_all(known.iter().map(|room| room.store.show())).await;
+        for (room, shown) in known.iter().zip(shown) {
             match shown.map_err(unread)? {
                 Some(shown) => now.rooms.push(RoomNow::new(&room.id, &shown)),
                 None => now.not_ready.push(room.id.clone()),

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::millis;
+use crate::config;
 use crate::fault::StoreFault;
 use crate::room::Room;
 use crate::store::scripts::{Epoch, Joined, Joining, Place, Presence, Redeemed, Seed, Standing, Terms};
@@ -100,7 +101,7 @@ impl Line {
     /// How scripts are told to act.
     #[must_use]
     pub fn terms(&self) -> Terms {
-        terms(&self.room)
+        terms(&self.room.settings())
     }
 
     /// How many live visitors are ahead of this place. None for a place in a line that has not been counted yet.
@@ -143,8 +144,7 @@ impl Line {
 
 /// How a room's settings tell its scripts to act.
 #[must_use]
-pub fn terms(room: &Room) -> Terms {
-    let settings = room.settings();
+pub fn terms(settings: &config::Room) -> Terms {
     Terms {
         turn_ms: millis(settings.turn_ttl),
         admission_ms: millis(settings.admission_ttl),

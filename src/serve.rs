@@ -4,40 +4,42 @@
 //! store has been asked what its policy is.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dashmap::DashMap;
-use governor::{DefaultDirectRateLimiter, Quota};
-use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
+use arc_swap::ArcSwap;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
+use crate::access::AccessLog;
 use crate::admission;
 use crate::clock::Clock;
-use crate::config::{self, Config, OnStoreLoss};
+use crate::config::{self, Config};
 use crate::fault::StoreFault;
 use crate::gateway::Gateway;
 use crate::limit::Limits;
-use crate::ops::{Ops, OpsRoom};
-use crate::queue::{Line, terms};
+use crate::ops::{ConfigNow, Ops};
 use crate::response::pages::{Pages, PagesError};
-use crate::room::Room;
-use crate::server::workers::{Port, Workers};
-use crate::server::{self, ListenerSettings, Live, PortUse, Scheme};
+use crate::server::{self, ListenerSettings, Live};
 use crate::stop::Stop;
 use crate::store::embedded::{Embedded, EmbeddedFault};
 use crate::store::{Store, StoreOptions};
 use crate::telemetry::Metrics;
 use crate::token::Tokens;
-use crate::token::cookie::Names;
 use crate::token::keys::KeyFault;
 use crate::upstream::Upstreams;
-use crate::visitor::login::Reader;
-use crate::waiting::hall::{Hall, House};
-use crate::waiting::live::Feed;
+use crate::waiting::hall::House;
+
+mod ports;
+mod reload;
+mod rooms;
+
+use ports::{Addresses, Ports, Public, serve_operators};
+pub use reload::Outside;
+use reload::Reloader;
+use rooms::Keeper;
 
 /// How long a store of yours is waited for at start before requests are answered without it.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
@@ -66,6 +68,9 @@ pub enum StartFault {
     /// The keys cannot be had.
     #[error(transparent)]
     Keys(#[from] KeyFault),
+    /// The access log cannot be opened.
+    #[error("the access log cannot be opened: {0}")]
+    Access(#[source] std::io::Error),
     /// The pages cannot be used.
     #[error("the pages cannot be used: {0}")]
     Pages(#[from] PagesError),
@@ -78,8 +83,8 @@ pub enum StartFault {
 ///
 /// # Errors
 /// Why it does not start.
-pub async fn run(config: Config, stop: Stop) -> Result<(), StartFault> {
-    Serving::start(config, stop).await?.ended().await;
+pub async fn run(config: Config, stop: Stop, outside: Outside) -> Result<(), StartFault> {
+    Serving::start_in(config, stop, outside).await?.ended().await;
     Ok(())
 }
 
@@ -94,11 +99,11 @@ pub struct Serving {
     pub operators: SocketAddr,
     /// The process of the private Redis, if there is one.
     pub store_pid: Option<u32>,
-    public_servers: Vec<JoinHandle<()>>,
-    workers: Workers,
+    served: Public,
     operators_server: JoinHandle<()>,
     operators_stop: Stop,
     rounds: TaskTracker,
+    live: Arc<ArcSwap<Gateway>>,
     store: Store,
     embedded: Option<Embedded>,
     own: OwnThread,
@@ -114,6 +119,10 @@ impl OwnThread {
         let mut builder = Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).thread_name("waitgate-line").enable_all().build();
         runtime.map(|runtime| Self(Some(runtime))).map_err(StartFault::Thread)
+    }
+
+    fn handle(&self) -> Handle {
+        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
     }
 
     /// Runs this here; what it spawns, it spawns there.
@@ -138,84 +147,70 @@ impl Serving {
     /// # Errors
     /// Why it does not start.
     pub async fn start(config: Config, stop: Stop) -> Result<Self, StartFault> {
+        Self::start_in(config, stop, Outside::default()).await
+    }
+
+    /// The same, with what reaches it from the process around it.
+    ///
+    /// # Errors
+    /// Why it does not start.
+    pub async fn start_in(config: Config, stop: Stop, outside: Outside) -> Result<Self, StartFault> {
         let clock = Clock::system();
-        let workers = Workers::start(worker_count(&config)).map_err(StartFault::Thread)?;
-        let open = |asked| Port::open(asked, workers.count()).map_err(|fault| StartFault::Listen(asked, fault));
-        let public = open(config.server.listen)?;
-        let secure = config.tls.as_ref().map(|tls| open(tls.listen)).transpose()?;
-        let operators = listen(config.ops.listen)?;
-        let address = |listener: &TcpListener, asked| listener.local_addr().map_err(|fault| StartFault::Listen(asked, fault));
-        let (public_address, operators_address) = (public.address(), address(&operators, config.ops.listen)?);
-        let secure_address = secure.as_ref().map(Port::address);
+        let ports = Ports::open(&config)?;
+        let addresses = ports.addresses;
         if let Some(tls) = &config.tls {
             server::warn_of_dates(tls, clock.now_ms());
         }
         let house = Arc::new(house(&config, &clock, &stop)?);
-        let (embedded, url) = open_embedded(&config.store).await?;
-        let options = StoreOptions {
-            call_timeout: config.store.call_timeout,
-            connect_timeout: config.store.connect_timeout,
-        };
         let own = OwnThread::start()?;
-        let store = own.run(|| Store::open(&url, clock.clone(), options)).map_err(StartFault::Url)?;
-        store.count_in(Arc::clone(&house.metrics));
-        check_policy(&store, embedded.is_some()).await?;
+        let (store, embedded) = open_store(&config.store, &clock, &house, &own).await?;
 
-        let rounds = TaskTracker::new();
-        let halls = own.run(|| {
-            let settings = config.rooms.iter();
-            settings
-                .map(|room| hall(room, &store, &house, &clock, &rounds))
-                .collect::<Result<Vec<_>, _>>()
-        })?;
-        let ops_rooms = halls.iter().map(|hall| ops_room(hall)).collect();
-        own.run(|| {
-            for hall in &halls {
-                let news = store.listen(&hall.room.id);
-                rounds.spawn(admission::run(Arc::clone(hall), news, stop.draining.clone()));
-            }
-        });
-        rounds.spawn(admission::tidy(Arc::clone(&house), clock, stop.draining.clone()));
+        let mut keeper = Keeper::new(store.clone(), clock.clone(), stop.clone(), own.handle());
+        let rounds = keeper.rounds.clone();
+        let plan = keeper.plan(&config, &house)?;
+        keeper.take_over(&plan);
         rounds.spawn(watch_store(store.clone(), Arc::clone(&house.metrics), stop.clone()));
+        let upstreams = Arc::new(Upstreams::new(config.upstream, stop.clone()));
+        let gateway = Gateway::new(&config, Arc::clone(&house), plan.halls(), Arc::clone(&upstreams), Vec::new());
+        let live = Arc::new(ArcSwap::new(gateway));
+        rounds.spawn(admission::tidy(Arc::clone(&live), clock.clone(), stop.draining.clone()));
+        let (asks, asked) = mpsc::channel(reload::MAX_WAITING);
         let metrics = Arc::clone(&house.metrics);
-        let ops = Arc::new(Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), ops_rooms));
-        let gateway = Gateway::new(&config, house, halls, Upstreams::new(config.upstream, stop.clone()));
+        let ops = Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), plan.ops_rooms());
+        let ops = Arc::new(ops.reloaded_by(asks));
+        let loaded_at_ms = clock.now_ms();
+        let mark = config::mark(&config);
+        house.metrics.config_loaded(&mark, loaded_at_ms);
+        ops.take_over(plan.ops_rooms(), ConfigNow { mark, loaded_at_ms });
 
         let settings = ListenerSettings::public(&config, affordable(config.server.max_connections));
         let operators_live = Live::new(ListenerSettings::plain(settings.limits.clone()));
-        let live = Live::new(settings);
-        say_hello(&config, (public_address, secure_address, operators_address), embedded.is_some());
+        let listener = Live::new(settings);
+        say_hello(&config, addresses, embedded.is_some());
+        let (public, operators) = ports.serve(&live, &listener, &stop);
         // The operators' listener lives until the public one has drained: health and metrics are wanted most while a gateway stops.
         let operators_stop = Stop::new();
-        let operators_server = server::serve(
-            operators,
-            Scheme::Http,
-            operators_live,
-            operators_stop.clone(),
-            move |request, _| {
-                let ops = Arc::clone(&ops);
-                Box::pin(async move { ops.handle(request).await })
-            },
-        );
-        let serve = |port, scheme| {
-            workers.each(port, |listener| {
-                let gateway = Arc::clone(&gateway);
-                let handle = move |request, peer| gateway.handle(request, peer);
-                server::serve(listener, scheme, Arc::clone(&live), stop.clone(), handle)
-            })
+        let operators_server = serve_operators(operators, operators_live, operators_stop.clone(), Arc::clone(&ops));
+        let reloader = Reloader {
+            config,
+            keeper,
+            live: Arc::clone(&live),
+            listener,
+            ops,
+            upstreams,
+            outside,
         };
-        let mut public_servers = serve(public, Scheme::Http);
-        public_servers.extend(secure.into_iter().flat_map(|secure| serve(secure, Scheme::Https)));
+        rounds.spawn(reloader.run(asked, stop.draining.clone()));
         Ok(Self {
-            public: public_address,
-            secure: secure_address,
-            operators: operators_address,
+            public: addresses.public,
+            secure: addresses.secure,
+            operators: addresses.operators,
             store_pid: embedded.as_ref().and_then(Embedded::pid),
-            public_servers,
-            workers,
-            operators_server: tokio::spawn(operators_server),
+            served: public,
+            operators_server,
             operators_stop,
             rounds,
+            live,
             store,
             embedded,
             own,
@@ -224,9 +219,7 @@ impl Serving {
 
     /// Waits until everything has ended.
     pub async fn ended(self) {
-        for server in self.public_servers {
-            let _public = server.await;
-        }
+        self.served.ended().await;
         self.operators_stop.draining.cancel();
         let mut operators = self.operators_server;
         if tokio::time::timeout(LAST_ANSWER, &mut operators).await.is_err() {
@@ -235,37 +228,47 @@ impl Serving {
         }
         self.rounds.close();
         self.rounds.wait().await;
+        if let Some(access) = self.live.load().house.access.clone() {
+            let _written = tokio::task::spawn_blocking(move || access.finish()).await;
+        }
         self.store.close();
         if let Some(embedded) = self.embedded {
             embedded.stop().await;
         }
-        drop((self.own, self.workers));
+        drop(self.own);
         tracing::info!("stopped");
     }
 }
 
 fn house(config: &Config, clock: &Clock, stop: &Stop) -> Result<House, StartFault> {
+    let metrics = Arc::new(Metrics::new());
     Ok(House {
-        tokens: Tokens::new(&config.tokens, clock.now_ms())?,
-        limits: Limits::new(&config.limits),
+        tokens: Arc::new(Tokens::new(&config.tokens, clock.now_ms())?),
+        limits: Arc::new(Limits::new(&config.limits)),
+        access: AccessLog::open(&config.log, Arc::clone(&metrics)).map_err(StartFault::Access)?,
         cookies: config.cookies,
         pages: Pages::new(&config.pages, config.cookies)?,
-        metrics: Arc::new(Metrics::new()),
+        metrics,
         stop: stop.clone(),
         prefix: config.server.prefix.clone(),
     })
 }
 
-/// As many as are asked for, else one for each core that this process may use.
-fn worker_count(config: &Config) -> usize {
-    match config.server.workers {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        workers => workers,
-    }
-}
-
-fn listen(address: SocketAddr) -> Result<TcpListener, StartFault> {
-    server::listen(address, PortUse::Alone).map_err(|fault| StartFault::Listen(address, fault))
+async fn open_store(
+    settings: &config::Store,
+    clock: &Clock,
+    house: &House,
+    own: &OwnThread,
+) -> Result<(Store, Option<Embedded>), StartFault> {
+    let (embedded, url) = open_embedded(settings).await?;
+    let options = StoreOptions {
+        call_timeout: settings.call_timeout,
+        connect_timeout: settings.connect_timeout,
+    };
+    let store = own.run(|| Store::open(&url, clock.clone(), options)).map_err(StartFault::Url)?;
+    store.count_in(Arc::clone(&house.metrics));
+    check_policy(&store, embedded.is_some()).await?;
+    Ok((store, embedded))
 }
 
 async fn open_embedded(settings: &config::Store) -> Result<(Option<Embedded>, String), StartFault> {
@@ -306,26 +309,6 @@ async fn check_policy(store: &Store, private: bool) -> Result<(), StartFault> {
     Ok(())
 }
 
-fn hall(settings: &config::Room, store: &Store, house: &House, clock: &Clock, rounds: &TaskTracker) -> Result<Arc<Hall>, StartFault> {
-    let settings = Arc::new(settings.clone());
-    let room = Arc::new(Room::new(Arc::clone(&settings), store.room(&settings.id), clock.clone()));
-    let line = Line::start(Arc::clone(&room), Arc::clone(&house.metrics), house.stop.draining.clone(), rounds);
-    let login = settings.login.as_ref().map(Reader::new).transpose();
-    Ok(Arc::new(Hall {
-        feed: Feed::new(Arc::clone(&room), Arc::clone(&line)),
-        line,
-        names: Names::new(house.cookies, &settings.id),
-        metrics: house.metrics.room(&settings.id),
-        login: login.map_err(|fault| StartFault::Login(settings.id.clone(), fault))?,
-        routes: format!("{}/{}", house.prefix, settings.id),
-        first_pages: DashMap::new(),
-        sold_out_pages: DashMap::new(),
-        open_door: (settings.on_store_loss == OnStoreLoss::Open).then(|| open_door(&settings)),
-        room,
-        settings,
-    }))
-}
-
 /// As many connections as the machine's limit on open files allows.
 fn affordable(wanted: usize) -> usize {
     let files = server::files::raise_limit();
@@ -339,26 +322,6 @@ fn affordable(wanted: usize) -> usize {
         );
     }
     max_connections
-}
-
-/// The room's rate, for this process alone.
-fn open_door(settings: &config::Room) -> DefaultDirectRateLimiter {
-    let milli = settings.rate.milli().max(1);
-    let period = Duration::from_nanos(1_000_000_000_000 / milli).max(Duration::from_nanos(1));
-    let quota = Quota::with_period(period).unwrap_or(Quota::per_second(NonZeroU32::MIN));
-    let burst = u32::try_from(milli / 1000)
-        .ok()
-        .and_then(NonZeroU32::new)
-        .unwrap_or(NonZeroU32::MIN);
-    DefaultDirectRateLimiter::direct(quota.allow_burst(burst))
-}
-
-fn ops_room(hall: &Hall) -> OpsRoom {
-    OpsRoom {
-        id: hall.room.id.clone(),
-        store: hall.room.store.clone(),
-        terms: terms(&hall.room),
-    }
 }
 
 async fn watch_store(store: Store, metrics: Arc<Metrics>, stop: Stop) {
@@ -382,13 +345,14 @@ async fn watch_store(store: Store, metrics: Arc<Metrics>, stop: Stop) {
     }
 }
 
-fn say_hello(config: &Config, (public, secure, operators): (SocketAddr, Option<SocketAddr>, SocketAddr), private: bool) {
+fn say_hello(config: &Config, addresses: Addresses, private: bool) {
     let store = if private {
         format!("a private Redis in {}", config.store.data_dir.display())
     } else {
         "your Redis".to_owned()
     };
     let rooms = config.rooms.iter().map(|room| room.id.as_str()).collect::<Vec<_>>().join(", ");
+    let Addresses { public, secure, operators } = addresses;
     let secure = secure.map(tracing::field::display);
     tracing::info!(%public, secure, %operators, rooms, store, "waitgate serves");
 }

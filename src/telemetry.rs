@@ -18,17 +18,19 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::clock::UnixMs;
 use crate::config::{self, LogFormat};
 
 /// Starts logging, on standard error. `filter` (from `RUST_LOG`) wins over the settings' own.
 ///
 /// # Errors
 /// The filter cannot be read, or logging has been started already; in a sentence.
-pub fn start_log(settings: &config::Log, filter: Option<&str>) -> Result<(), String> {
-    let filter = filter.unwrap_or(&settings.filter);
-    let targets: Targets = filter
+pub fn start_log(settings: &config::Log, filter: Option<&str>) -> Result<LogFilter, String> {
+    let written = filter.unwrap_or(&settings.filter);
+    let targets: Targets = written
         .parse()
-        .map_err(|error| format!("`{filter}` is not a log filter like \"info,waitgate::store=debug\": {error}"))?;
+        .map_err(|error| format!("`{written}` is not a log filter like \"info,waitgate::store=debug\": {error}"))?;
+    let (targets, handle) = tracing_subscriber::reload::Layer::new(targets);
     let terminal = std::io::stderr().is_terminal();
     let human = match settings.format {
         LogFormat::Human => true,
@@ -42,7 +44,30 @@ pub fn start_log(settings: &config::Log, filter: Option<&str>) -> Result<(), Str
     } else {
         registry.with(lines.json().flatten_event(true)).try_init()
     };
-    started.map_err(|error| error.to_string())
+    started.map_err(|error| error.to_string())?;
+    Ok(LogFilter {
+        handle,
+        fixed: filter.is_some(),
+    })
+}
+
+/// What is logged, to be changed while the process runs.
+#[derive(Clone, Debug)]
+pub struct LogFilter {
+    handle: tracing_subscriber::reload::Handle<Targets, tracing_subscriber::Registry>,
+    /// It came from outside the settings, and wins over them.
+    fixed: bool,
+}
+
+impl LogFilter {
+    /// Puts the settings' filter in force, unless one from outside them is.
+    pub fn set(&self, settings: &config::Log) {
+        if let Ok(targets) = settings.filter.parse::<Targets>()
+            && !self.fixed
+        {
+            let _gone = self.handle.reload(targets); // fails only when logging is over
+        }
+    }
 }
 
 /// The media type of what [`Metrics::encode`] gives.
@@ -53,7 +78,7 @@ pub const NO_ROOM: &str = "-";
 /// How a forwarded request ends that nothing broke.
 pub const ANSWERED: &str = "answered";
 /// What may be decided about a request; the gateway names one for each.
-const DECISIONS: [&str; 13] = [
+const DECISIONS: [&str; 15] = [
     "throttle",
     "not_found",
     "keys",
@@ -62,6 +87,8 @@ const DECISIONS: [&str; 13] = [
     "preflight",
     "sold_out",
     "closed",
+    "gone",
+    "denied",
     "waiting",
     "pass",
     "forward",
@@ -118,6 +145,16 @@ struct Limit {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Mark {
+    mark: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     version: &'static str,
 }
@@ -134,6 +171,10 @@ pub struct Metrics {
     store_call_seconds: Family<Script, Histogram, fn() -> Histogram>,
     store_up: Gauge,
     limiter_keys: Family<Limit, Gauge>,
+    access_lines_dropped: Counter,
+    config_loaded_seconds: Gauge,
+    config_mark: Family<Mark, Gauge>,
+    config_reloads: Family<Outcome, Counter>,
 }
 
 /// The metrics that are kept for each room.
@@ -168,8 +209,13 @@ impl Metrics {
             store_call_seconds: Family::new_with_constructor(store_call_histogram),
             store_up: Gauge::default(),
             limiter_keys: Family::default(),
+            access_lines_dropped: Counter::default(),
+            config_loaded_seconds: Gauge::default(),
+            config_mark: Family::default(),
+            config_reloads: Family::default(),
         };
         metrics.register();
+        metrics.register_config();
         metrics
     }
 
@@ -213,6 +259,45 @@ impl Metrics {
         );
         registry.register("store_up", "1 while the store can be reached", self.store_up.clone());
         registry.register("limiter_keys", "Keys that a limit remembers", self.limiter_keys.clone());
+    }
+
+    fn register_config(&mut self) {
+        let registry = &mut self.registry;
+        registry.register_with_unit(
+            "config_loaded",
+            "When the settings in force were read, in seconds since 1970",
+            Unit::Seconds,
+            self.config_loaded_seconds.clone(),
+        );
+        registry.register(
+            "access_lines_dropped",
+            "Lines of the access log that were dropped because too many were waiting",
+            self.access_lines_dropped.clone(),
+        );
+        registry.register("config_mark", "1 for the mark of the settings in force", self.config_mark.clone());
+        registry.register(
+            "config_reloads",
+            "Reloads of the settings, by how they ended",
+            self.config_reloads.clone(),
+        );
+    }
+
+    /// A line of the access log was dropped because too many were waiting.
+    pub fn access_line_dropped(&self) {
+        self.access_lines_dropped.inc();
+    }
+
+    /// These settings are in force from now on.
+    pub fn config_loaded(&self, mark: &str, at_ms: UnixMs) {
+        self.config_loaded_seconds.set(i64::try_from(at_ms / 1000).unwrap_or(i64::MAX));
+        self.config_mark.clear();
+        self.config_mark.get_or_create(&Mark { mark: mark.to_owned() }).set(1);
+    }
+
+    /// A reload ended: the settings are in force, or were refused.
+    pub fn config_reloaded(&self, applied: bool) {
+        let outcome = if applied { "applied" } else { "refused" };
+        self.config_reloads.get_or_create(&Outcome { outcome }).inc();
     }
 
     /// The metrics of one room; [`NO_ROOM`] for what belongs to none. Cheap to keep and to clone.

@@ -58,6 +58,14 @@ pub struct Group {
     backend: Arc<Backend>,
 }
 
+impl Group {
+    /// The host and port of the backend, for a log.
+    #[must_use]
+    pub fn authority(&self) -> &str {
+        self.backend.authority()
+    }
+}
+
 impl std::fmt::Debug for Group {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Group").finish_non_exhaustive()

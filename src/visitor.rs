@@ -41,6 +41,8 @@ pub struct Address {
     pub trusted_peer: bool,
     /// The client spoke TLS: to us, or to the trusted proxy in front of us, whose word it is then.
     pub https: bool,
+    /// Operators said that it is never limited.
+    pub unlimited: bool,
 }
 
 impl Address {
@@ -69,6 +71,7 @@ impl Address {
             network: network(ip, settings.ipv6_prefix),
             trusted_peer,
             https,
+            unlimited: false, // the limits know
         }
     }
 }

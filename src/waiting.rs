@@ -121,6 +121,17 @@ pub async fn answer(house: &House, hall: &Arc<Hall>, route: Route, asked: Asked)
     Ok(response)
 }
 
+/// What a page that waits in a room that is gone is told; none: what everybody is told.
+#[must_use]
+pub fn gone(hall: &Hall, route: Route) -> Option<Response<Body>> {
+    let view = Sight::of(&hall.room).closed();
+    match route {
+        Route::Status => Some(response::json(StatusCode::OK, &view)),
+        Route::Events => Some(sse::stream(&Message::new(&view), None, None)),
+        Route::Socket | Route::Enter | Route::Leave | Route::Join => None,
+    }
+}
+
 /// A ticket that comes to the line.
 #[must_use]
 pub fn joining(ticket: &str, place: Place) -> Joining {

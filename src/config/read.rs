@@ -11,8 +11,8 @@ use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
 use super::tls::read_tls;
 use super::values::{choice, count, counted, duration, duration_or_zero, listen, network, origin, rate, size, sized, switch, text, word};
 use super::{
-    Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server, Store, Tokens,
-    Upstream,
+    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server,
+    Store, Tokens, Upstream,
 };
 
 /// Reads and checks a settings file.
@@ -68,7 +68,7 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
     let tokens = read_tokens(&root.section("tokens"), file, store.as_ref());
     let cookies = read_cookies(&root.section("cookies"));
     let pages = read_pages(&root.section("pages"), file);
-    let log = read_log(&root.section("log"));
+    let log = read_log(&root.section("log"), file);
     let upstream = read_upstream(&root.section("upstream"));
     read_template(root, file);
     let prefix = server.as_ref().map_or("", |(server, _)| server.prefix.as_str());
@@ -99,6 +99,7 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
             .map_or(tokens.ticket_ttl, |claim| claim.memory.max(tokens.ticket_ttl));
     }
     Some(Config {
+        file: file.to_path_buf(),
         server,
         tls,
         ops: ops?,
@@ -232,6 +233,12 @@ fn read_limits(section: &Section<'_>) -> Option<Limits> {
         read_quota(&section.section("forgery")),
     ];
     let max_keys = section.get("max_keys", counted(1, MANY))?;
+    let (allow, deny) = (read_networks(section, "allow")?, read_networks(section, "deny")?);
+    for net in &deny {
+        if allow.iter().any(|other| other.trunc() == net.trunc()) {
+            section.wrong_item("deny", &net.to_string(), format!("{net} is in `allow` too: it is one or the other"));
+        }
+    }
     section.finish();
     let [address, visitor, waiting, forgery] = limits;
     Some(Limits {
@@ -240,7 +247,20 @@ fn read_limits(section: &Section<'_>) -> Option<Limits> {
         waiting: waiting?,
         forgery: forgery?,
         max_keys,
+        allow,
+        deny,
     })
+}
+
+/// Networks listed at most.
+const MAX_NETWORKS: usize = 10_000;
+
+fn read_networks(section: &Section<'_>, key: &str) -> Option<Vec<ipnet::IpNet>> {
+    let list = section.list(key, network)?;
+    if list.len() > MAX_NETWORKS {
+        section.wrong(key, format!("{} networks are too many: {MAX_NETWORKS} at most", list.len()));
+    }
+    Some(list)
 }
 
 fn read_quota(section: &Section<'_>) -> Option<Quota> {
@@ -303,7 +323,7 @@ fn read_pages(section: &Section<'_>, file: &Path) -> Option<Pages> {
     Some(pages)
 }
 
-fn read_log(section: &Section<'_>) -> Option<Log> {
+fn read_log(section: &Section<'_>, file: &Path) -> Option<Log> {
     let formats = &[("auto", LogFormat::Auto), ("human", LogFormat::Human), ("json", LogFormat::Json)];
     let log = Log {
         filter: section.get("filter", |value| {
@@ -314,9 +334,26 @@ fn read_log(section: &Section<'_>) -> Option<Log> {
             }
         })?,
         format: section.get("format", choice(formats))?,
+        access: section.get("access", |value| match word(value)?.as_str() {
+            "off" => Ok(AccessTarget::Off),
+            "stdout" => Ok(AccessTarget::Stdout),
+            name => access_file(Config::beside(file, Path::new(name))),
+        })?,
+        query: section.get("query", switch)?,
     };
     section.finish();
     Some(log)
+}
+
+fn access_file(file: PathBuf) -> Result<AccessTarget, String> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if folder.is_some_and(|folder| !folder.is_dir()) || file.is_dir() {
+        return Err(format!(
+            "{} is no file in a folder that is there; \"off\" and \"stdout\" are known, too",
+            file.display()
+        ));
+    }
+    Ok(AccessTarget::File(file))
 }
 
 fn read_upstream(section: &Section<'_>) -> Option<Upstream> {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::values::{show_duration, show_moment, show_size};
 use super::{
-    Claim, Client, Config, Cookies, ForwardedHeader, Limits, Log, LogFormat, Login, LoginAlgorithm, OnStoreLoss, Ops, Quota, Room,
-    SameSite, Secret, Server, Store, Tls, TlsVersion, Tokens, Upstream,
+    AccessTarget, Claim, Client, Config, Cookies, ForwardedHeader, Limits, Log, LogFormat, Login, LoginAlgorithm, OnStoreLoss, Ops, Quota,
+    Room, SameSite, Secret, Server, Store, Tls, TlsVersion, Tokens, Upstream,
 };
 
 /// The settings in force, as TOML that [`super::parse`] reads as the same settings.
@@ -190,6 +190,8 @@ fn show_limits(page: &mut Page, limits: &Limits) {
     quota("waiting", limits.waiting);
     quota("forgery", limits.forgery);
     page.bare("max_keys", &limits.max_keys);
+    page.list("allow", &limits.allow);
+    page.list("deny", &limits.deny);
 }
 
 fn show_tokens(page: &mut Page, tokens: &Tokens) {
@@ -219,6 +221,12 @@ fn show_log(page: &mut Page, log: &Log) {
         LogFormat::Json => "json",
     };
     page.text("format", &format);
+    match &log.access {
+        AccessTarget::Off => page.text("access", &"off"),
+        AccessTarget::Stdout => page.text("access", &"stdout"),
+        AccessTarget::File(file) => page.text("access", &file.display()),
+    }
+    page.bare("query", &log.query);
 }
 
 fn show_upstream(page: &mut Page, upstream: Upstream) {

@@ -62,6 +62,11 @@ impl FromStr for Rate {
         if !(0.0..=1_000_000_000.0).contains(&milli) {
             return Err(format!("`{text}` is out of range: a rate is from 0 to 1000000 per second"));
         }
+        if count > 0.0 && milli < 1.0 {
+            return Err(format!(
+                "`{text}` is too slow to be kept: the slowest rate besides 0 is 0.001/s, which is 3.6/h"
+            ));
+        }
         #[allow(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

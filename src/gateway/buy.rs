@@ -43,6 +43,7 @@ impl Gateway {
             address,
             peer,
             host,
+            note,
         } = *arrival;
         let bytes = collect(body, settings.max_body_bytes).await?;
         let claim = match Claim::read(settings, self.first_byte_ms, &pass.admission, &head, &bytes) {
@@ -67,6 +68,7 @@ impl Gateway {
             address,
             peer,
             host,
+            note,
         });
         self.send_claim(hall, (reservation, attempt), added, arrival).await
     }

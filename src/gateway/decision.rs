@@ -45,6 +45,8 @@ pub(super) enum Ready<'g> {
     SoldOut(&'g Arc<Hall>, Presented),
     /// Past the closing time.
     Closed(&'g Arc<Hall>),
+    /// The room is no longer configured.
+    Gone(&'g Arc<Hall>, Route),
 }
 
 /// What takes time.
@@ -85,9 +87,12 @@ impl<'g> Ready<'g> {
     pub(super) fn hall(&self) -> Option<&'g Arc<Hall>> {
         match self {
             Self::Throttle(hall, _) => *hall,
-            Self::ComeBack(hall) | Self::WrongMethod(hall, _) | Self::Preflight(hall, _) | Self::SoldOut(hall, _) | Self::Closed(hall) => {
-                Some(hall)
-            }
+            Self::ComeBack(hall)
+            | Self::WrongMethod(hall, _)
+            | Self::Preflight(hall, _)
+            | Self::SoldOut(hall, _)
+            | Self::Closed(hall)
+            | Self::Gone(hall, _) => Some(hall),
             Self::NotFound | Self::Keys => None,
         }
     }
@@ -102,6 +107,7 @@ impl<'g> Ready<'g> {
             Self::Preflight(..) => "preflight",
             Self::SoldOut(..) => "sold_out",
             Self::Closed(_) => "closed",
+            Self::Gone(..) => "gone",
         }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::{Arc, LazyLock};
 
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::{Arrival, Gateway};
+use crate::access::trace;
 use crate::body::Body;
+use crate::clock::{Clock, millis};
 use crate::fault::Fault;
 use crate::telemetry::ANSWERED;
 use crate::token::Pass;
@@ -34,7 +36,13 @@ impl Gateway {
     }
 
     /// Sends a request with these headers on it.
-    pub(super) async fn send(&self, to: &Group, added: &HeaderMap, arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
+    pub(super) async fn send(&self, to: &Group, added: &HeaderMap, mut arrival: Box<Arrival>) -> Result<Response<Body>, Fault> {
+        let id = match &arrival.note {
+            Some(note) => HeaderValue::try_from(note.id()).unwrap_or(HeaderValue::from_static("-")),
+            None => trace::request_id(&arrival.head.headers, arrival.address.trusted_peer),
+        };
+        trace::tidy(&mut arrival.head.headers);
+        arrival.head.headers.insert(trace::REQUEST_ID, id.clone());
         let outgoing = Outgoing {
             to,
             client: arrival.address.ip,
@@ -45,8 +53,18 @@ impl Gateway {
             cookie_prefixes: &self.cookie_prefixes,
             path_and_query: None,
         };
-        self.upstreams
+        let note = arrival.note;
+        let began = note.is_some().then(Clock::instant);
+        let outcome = self
+            .upstreams
             .forward(outgoing, Request::from_parts(arrival.head, arrival.body))
-            .await
+            .await;
+        if let (Some(note), Some(began)) = (note, began) {
+            note.forwarded(to.authority(), millis(began.elapsed()));
+        }
+        outcome.map(|mut response| {
+            response.headers_mut().insert(trace::REQUEST_ID, id);
+            response
+        })
     }
 }

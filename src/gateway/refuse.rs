@@ -5,6 +5,7 @@ use http::header::{ACCEPT_LANGUAGE, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TY
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
+use crate::access::Code;
 use crate::body::Body;
 use crate::fault::{ClientFault, Fault, UpstreamFault};
 use crate::limit::Over;
@@ -72,6 +73,7 @@ impl Refusal {
             retry_after_s,
         };
         let mut response = response::page(problem.status, house.pages.notice(language, &page), &house.pages, language);
+        response.extensions_mut().insert(Code(problem.code));
         if let Some(retry_after) = retry_after {
             response.headers_mut().insert(RETRY_AFTER, retry_after);
         }
@@ -88,7 +90,19 @@ impl Refusal {
         )
         .with("retry_after_s", after)
         .header(RETRY_AFTER, after);
-        self.say(house, None, Notice::RateLimited, problem)
+        let mut response = self.say(house, None, Notice::RateLimited, problem);
+        for (name, value) in over.headers() {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                response.headers_mut().insert(name, value);
+            }
+        }
+        response
+    }
+
+    /// The address is on the list of those that are not served.
+    pub(super) fn denied(&self) -> Response<Body> {
+        let problem = Problem::new(StatusCode::FORBIDDEN, "denied", "Not served", "This address is not served here.");
+        problem.into_response()
     }
 
     pub(super) fn not_found(&self, house: &House) -> Response<Body> {

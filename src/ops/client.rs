@@ -8,6 +8,7 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::ops::reload::Reloaded;
 use crate::ops::shown::{ReservationNow, RoomNow, RoomsNow};
 
 mod ask;
@@ -33,6 +34,36 @@ pub async fn run(command: RoomCommand) -> Result<(), String> {
         }
     };
     print(&printed)
+}
+
+/// Lets the gateway read its settings again, and prints what changed.
+///
+/// # Errors
+///
+/// The listener cannot be reached, or the settings were refused; nothing has been changed then.
+pub async fn reload(reach: &Reach) -> Result<(), String> {
+    let line = Line::new(reach)?;
+    let asked = line.ask(Method::POST, "/v1/reload", None).await?;
+    if reach.json {
+        return print(&asked.text);
+    }
+    let Reloaded {
+        changed,
+        without_effect,
+        mark,
+    } = read(&asked)?;
+    let mut text = if changed.is_empty() {
+        format!("nothing changed; the settings in force are {mark}\n")
+    } else {
+        format!("changed: {}\nthe settings in force are {mark}\n", changed.join(", "))
+    };
+    if !without_effect.is_empty() {
+        let keys = without_effect.join(", ");
+        text.push_str(&format!(
+            "where a new room begins, and no change to one that is there: {keys}; use `waitgate room`\n"
+        ));
+    }
+    print(&text)
 }
 
 /// Which request a command is.

@@ -5,6 +5,7 @@ use http::{Response, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::access::Code;
 use crate::body::Body;
 use crate::fault::Fault;
 
@@ -98,6 +99,7 @@ impl Problem {
         let bytes = serde_json::to_vec(&written).unwrap_or_default();
         let mut response = Response::new(Body::full(bytes));
         *response.status_mut() = self.status;
+        response.extensions_mut().insert(Code(self.code));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

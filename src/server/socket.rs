@@ -129,7 +129,7 @@ impl Socket {
     /// Whether nothing of the client's is left unread, and nothing is to be expected: then its socket is closed at once.
     fn poll_has_said_all(&mut self, context: &mut Context<'_>) -> bool {
         let Line::Plain(io) = &mut self.line else { return false };
-        if self.activity.may_go_on() {
+        if self.activity.is_upgraded() || self.activity.may_go_on() {
             return false;
         }
         let mut scratch = [0; 1];

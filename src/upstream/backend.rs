@@ -17,6 +17,7 @@ use crate::fault::{BoxError, UpstreamFault};
 pub(super) struct Backend {
     host: String,
     port: u16,
+    authority: String,
     pool: Pool,
     places: ArcSwap<Semaphore>,
     settings: Arc<ArcSwap<config::Upstream>>,
@@ -35,10 +36,18 @@ impl Backend {
             // The brackets belong to the URL, not to the address.
             host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
             port: origin.port_u16().unwrap_or(80),
+            authority: origin
+                .authority()
+                .map_or_else(String::new, |authority| authority.as_str().to_owned()),
             pool: Pool::new(),
             places: ArcSwap::from_pointee(Semaphore::new(settings.load().max_in_flight)),
             settings: Arc::clone(settings),
         }
+    }
+
+    /// The host and port, as they were written.
+    pub(super) fn authority(&self) -> &str {
+        &self.authority
     }
 
     /// A place at once, or after others have given theirs back.

@@ -16,6 +16,7 @@ use super::Outgoing;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"); // ours by now
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// Names by which somebody in front tells a backend who the client is or what it asked for. Only a trusted proxy may.
@@ -99,7 +100,7 @@ fn strip(headers: &mut HeaderMap, unwanted: impl Fn(&str) -> bool) {
         for value in headers.get_all(CONNECTION) {
             doomed.extend(words(value).filter_map(|word| HeaderName::from_bytes(word).ok()));
         }
-        doomed.retain(|name| *name != HOST && *name != CONTENT_LENGTH && *name != COOKIE);
+        doomed.retain(|name| ![HOST, CONTENT_LENGTH, COOKIE, X_REQUEST_ID].contains(name));
     }
     doomed.extend(headers.keys().filter(|name| unwanted(name.as_str())).cloned());
     for name in doomed {

@@ -118,6 +118,7 @@ mod tests {
             network: ip,
             trusted_peer,
             https: true,
+            unlimited: false,
         }
     }
 

@@ -11,6 +11,7 @@ use http::response::Parts;
 
 use super::live::Feed;
 use super::sight::Face;
+use crate::access::AccessLog;
 use crate::clock::UnixMs;
 use crate::config;
 use crate::fault::Fault;
@@ -30,11 +31,13 @@ use crate::visitor::{Address, cookies};
 #[derive(Debug)]
 pub struct House {
     /// Issues and verifies.
-    pub tokens: Tokens,
+    pub tokens: Arc<Tokens>,
     /// Who is over the limit.
-    pub limits: Limits,
+    pub limits: Arc<Limits>,
     /// How cookies are set.
     pub cookies: config::Cookies,
+    /// The access log, where there is one.
+    pub access: Option<Arc<AccessLog>>,
     /// The pages people see.
     pub pages: Pages,
     /// What is counted.
@@ -69,7 +72,7 @@ pub struct Hall {
     /// What is told to newcomers once everything is sold, by language.
     pub sold_out_pages: DashMap<Language, Bytes>,
     /// The room's rate in this process, for a room that opens when the store is lost.
-    pub open_door: Option<DefaultDirectRateLimiter>,
+    pub open_door: Option<Arc<DefaultDirectRateLimiter>>,
 }
 
 /// A page that is the same for all who come within a moment.
@@ -143,7 +146,7 @@ impl Hall {
             match house.tokens.verify_admission(&self.room.id, token, now_ms) {
                 Verified::Good(pass) => return Ok(Some(pass)),
                 Verified::Expired => {}
-                Verified::Forged => house.limits.forgery(address.network)?,
+                Verified::Forged => house.limits.forgery(&address)?,
             }
         }
         Ok(None)
@@ -154,7 +157,7 @@ impl Hall {
             match house.tokens.verify_ticket(&self.room.id, token, now_ms) {
                 Verified::Good(ticket) => return Ok(Some(ticket)),
                 Verified::Expired => {}
-                Verified::Forged => house.limits.forgery(address.network)?,
+                Verified::Forged => house.limits.forgery(&address)?,
             }
         }
         Ok(None)

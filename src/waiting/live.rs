@@ -239,6 +239,17 @@ impl Feed {
         }
     }
 
+    /// The room is gone: everybody is told that it is closed, and nobody is seated any more.
+    pub fn close(&self) {
+        let view = Sight::of(&self.room).closed();
+        let message = Message::new(&view);
+        let mut here = self.here();
+        here.closing = true;
+        for seat in here.waiting.values().chain(here.turned.values()).chain(here.unsettled.values()) {
+            seat.tell(&view, message.clone());
+        }
+    }
+
     /// One pass: the called first, then numbers where they are due. Gives way to requests in between.
     pub async fn pass(&self) {
         let sight = Sight::of(&self.room);

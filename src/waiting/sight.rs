@@ -113,6 +113,12 @@ impl Sight {
         }
     }
 
+    /// The view of everybody once the room is closed.
+    #[must_use]
+    pub fn closed(&self) -> View {
+        self.plain(State::Closed)
+    }
+
     /// The view of somebody who is no longer in line.
     #[must_use]
     pub fn gone(&self, fate: Fate) -> View {

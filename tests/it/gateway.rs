@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -42,6 +42,8 @@ pub struct Gate {
     pub secure: Option<SocketAddr>,
     pub operators: SocketAddr,
     pub stop: Stop,
+    /// What it reads its settings from.
+    pub file: PathBuf,
 }
 
 /// A store, a backend, and one or more gateways between people and them.
@@ -90,6 +92,24 @@ impl Site {
 
     /// One more gateway on the same store, keys and backend.
     pub async fn another(&self, settings: &str) -> Gate {
+        let file = self.folder.path().join(format!("gate-{}.toml", fastrand::u64(..)));
+        self.write(&file, settings);
+        let config = config::load(&file).unwrap_or_else(|mistakes| panic!("{mistakes}\n{settings}"));
+        Gate::start(config).await
+    }
+
+    /// Writes other settings for the first gateway; they are in force when it is told to read them.
+    pub fn rewrite(&self, settings: &str) {
+        self.write(&self.file, settings);
+    }
+
+    /// Writes other settings for the first gateway, and lets it read them. Answers what the operator is told.
+    pub async fn reload(&self, settings: &str) -> Reply {
+        self.rewrite(settings);
+        self.operate("POST", "/v1/reload", &Value::Null).await
+    }
+
+    fn write(&self, file: &Path, settings: &str) {
         // Keys of the listeners stand first, because everything after a table's head belongs to that table.
         let (server, settings): (Vec<&str>, Vec<&str>) = settings
             .lines()
@@ -97,13 +117,12 @@ impl Site {
         let (server, settings) = (server.join("\n"), settings.join("\n"));
         let text = format!(
             "{server}\nserver.listen = \"127.0.0.1:0\"\nops.listen = \"127.0.0.1:0\"\nstore.url = \"{}\"\nstore.data_dir = \"{}\"\nroom.upstream = \"http://{}\"\n\
-             room.on_store_loss = \"hold\"\n{settings}",
+             room.on_store_loss = \"hold\"\n{settings}\n",
             self.redis.url(),
             self.folder.path().display(),
             self.backend.address,
         );
-        let config = config::parse(&text, Path::new("test.toml")).unwrap_or_else(|mistakes| panic!("{mistakes}\n{text}"));
-        Gate::start(config).await
+        std::fs::write(file, text).expect("a file");
     }
 
     /// The file with the keys of tokens.
@@ -126,7 +145,7 @@ impl Drop for Gate {
 
 impl Gate {
     async fn start(config: config::Config) -> Self {
-        let rooms = config.rooms.clone();
+        let (rooms, file) = (config.rooms.clone(), config.file.clone());
         let stop = Stop::new();
         let serving = soon(Serving::start(config, stop.clone())).await.expect("it starts");
         let (public, secure, operators) = (serving.public, serving.secure, serving.operators);
@@ -136,6 +155,7 @@ impl Gate {
             secure,
             operators,
             stop,
+            file,
         };
         for room in rooms {
             gate.knows(&room).await;

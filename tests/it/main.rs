@@ -14,5 +14,6 @@ mod gateway;
 mod harness;
 mod house;
 mod model;
+mod ops;
 mod path;
 mod scripts;

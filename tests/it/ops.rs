@@ -23,6 +23,7 @@ use waitgate::telemetry::Metrics;
 
 use crate::harness::{NOON, TERMS, World, seed, stocked, within};
 
+mod reload;
 mod terminal;
 
 /// An operators' listener on a port of its own: room `42` as the test made it, room `plain` without stock, room `absent` that nobody made.
