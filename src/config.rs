@@ -60,8 +60,9 @@ pub struct Config {
     pub log: Log,
     /// How upstreams are spoken to.
     pub upstream: Upstream,
-    /// Where a request goes that no room guards. None: to the backend of a room of the same host, else such requests are answered 404.
-    pub fallback: Option<Uri>,
+    /// Where requests go that no room guards: backends of the same site. None: to those of a room of the same host, else such requests are
+    /// answered 404.
+    pub fallback: Vec<Uri>,
     /// The rooms, in the order of the file.
     pub rooms: Vec<Room>,
 }
@@ -249,7 +250,7 @@ pub enum LogFormat {
 }
 
 /// How upstreams are spoken to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Upstream {
     /// Connecting.
     pub connect_timeout: Duration,
@@ -263,6 +264,32 @@ pub struct Upstream {
     pub max_in_flight: usize,
     /// How long a request may wait for its turn when that many are in flight.
     pub queue_timeout: Duration,
+    /// Failures in a row after which a backend is left alone for a while.
+    pub max_failures: u32,
+    /// How long it is left alone the first time; each further time twice as long, up to [`Upstream::MAX_REST`].
+    pub rest: Duration,
+    /// How backends are asked whether they are well; none: they are not asked.
+    pub health: Option<Health>,
+}
+
+impl Upstream {
+    /// The longest a failing backend is left alone, and the longest `rest` that can be asked for.
+    pub const MAX_REST: Duration = Duration::from_secs(60);
+}
+
+/// How backends are asked whether they are well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// What is asked for with a `GET`; any 2xx or 3xx is good.
+    pub path: http::uri::PathAndQuery,
+    /// How often.
+    pub interval: Duration,
+    /// How long the answer may take.
+    pub timeout: Duration,
+    /// Good answers in a row after which a backend that was down is up.
+    pub rise: u32,
+    /// Bad answers in a row after which it is down.
+    pub fall: u32,
 }
 
 /// One waiting room.
@@ -278,8 +305,8 @@ pub struct Room {
     pub bypass: Vec<String>,
     /// The paths' case does not matter to the backend.
     pub ignore_case: bool,
-    /// The backend.
-    pub upstream: Uri,
+    /// The backends, one at least, which all serve the same shop.
+    pub upstream: Vec<Uri>,
     /// Admissions per second, over all gateways. Where a new room begins; operators change it live.
     pub rate: Rate,
     /// Called and admitted visitors at once at most; 0 is no cap. Where a new room begins.
@@ -420,7 +447,7 @@ impl Config {
     /// Not a mistake of the file, which `waitgate check` accepts, but a reason for `waitgate serve` not to start.
     #[must_use]
     pub fn idle(&self) -> Option<&'static str> {
-        (self.rooms.is_empty() && self.fallback.is_none())
+        (self.rooms.is_empty() && self.fallback.is_empty())
             .then_some("no rooms: this configuration guards nothing and forwards nothing; add a [rooms.NAME], or server.fallback")
     }
 

@@ -95,7 +95,9 @@ impl Gateway {
         let rooms = Rooms::new(halls.iter().map(|hall| Arc::clone(&hall.settings)).collect());
         let lead = |hall: &Arc<Hall>| (hall.room.id.clone(), upstreams.group(&hall.settings.upstream));
         let groups = halls.iter().map(lead).collect();
-        let fallback = settings.fallback.as_ref().map(|origin| upstreams.group(origin));
+        let fallback = Some(&settings.fallback)
+            .filter(|origins| !origins.is_empty())
+            .map(|origins| upstreams.group(origins));
         Arc::new_cyclic(|me| Self {
             elsewhere: house.metrics.room(NO_ROOM),
             house,

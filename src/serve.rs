@@ -170,7 +170,7 @@ impl Serving {
         let plan = keeper.plan(&config, &house)?;
         keeper.take_over(&plan);
         rounds.spawn(watch_store(store.clone(), Arc::clone(&house.metrics), stop.clone()));
-        let upstreams = Arc::new(Upstreams::new(config.upstream, stop.clone()));
+        let upstreams = Arc::new(Upstreams::new(config.upstream.clone(), stop.clone()));
         let gateway = Gateway::new(&config, Arc::clone(&house), plan.halls(), Arc::clone(&upstreams), Vec::new());
         let live = Arc::new(ArcSwap::new(gateway));
         rounds.spawn(admission::tidy(Arc::clone(&live), clock.clone(), stop.draining.clone()));

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -26,7 +26,9 @@ use crate::stop::Stop;
 
 mod backend;
 mod body;
+mod condition;
 mod connect;
+mod group;
 mod headers;
 mod lane;
 mod pool;
@@ -34,6 +36,7 @@ mod upgrade;
 
 use backend::{Backend, Seat};
 use body::{Inbound, Outbound, Progress, Source};
+pub use group::Group;
 use lane::{Failed, Lane};
 
 /// How often resting connections are looked through, at least and at most.
@@ -52,26 +55,6 @@ pub struct Upstreams {
 /// Backends by origin, for as long as somebody leads to them.
 type Known = Arc<Mutex<HashMap<Uri, Weak<Backend>>>>;
 
-/// The backend of a room, or of what no room guards. Two groups with the same backend share its connections and its limits.
-#[derive(Clone)]
-pub struct Group {
-    backend: Arc<Backend>,
-}
-
-impl Group {
-    /// The host and port of the backend, for a log.
-    #[must_use]
-    pub fn authority(&self) -> &str {
-        self.backend.authority()
-    }
-}
-
-impl std::fmt::Debug for Group {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Group").finish_non_exhaustive()
-    }
-}
-
 /// Where a request goes, on whose behalf, and what is put on it.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
@@ -89,6 +72,8 @@ pub struct Outgoing<'a> {
     pub added: &'a HeaderMap,
     /// Cookies whose names start with one of these are ours, and never reach the backend.
     pub cookie_prefixes: &'a [String],
+    /// Where to write which backend answered, for a log.
+    pub served_by: Option<&'a OnceLock<String>>,
     /// Replaces the request's own path and query.
     pub path_and_query: Option<PathAndQuery>,
 }
@@ -118,16 +103,19 @@ impl Upstreams {
         }
     }
 
-    /// The backend at this origin, `http://host:port`.
+    /// The backends at these origins, `http://host:port` each.
     #[must_use]
-    pub fn group(&self, origin: &Uri) -> Group {
+    pub fn group(&self, origins: &[Uri]) -> Group {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let backend = known.get(origin).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let backend = Arc::new(Backend::new(origin, &self.settings));
-            known.insert(origin.clone(), Arc::downgrade(&backend));
-            backend
-        });
-        Group { backend }
+        let backend = |origin: &Uri| {
+            known.get(origin).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let backend = Arc::new(Backend::new(origin, &self.settings));
+                known.insert(origin.clone(), Arc::downgrade(&backend));
+                tokio::spawn(condition::ask(Arc::downgrade(&backend)));
+                backend
+            })
+        };
+        Group::new(origins.iter().map(backend).collect())
     }
 
     /// Sends a request to its backend and answers the backend's head; the body follows as it comes. `request.extensions()` carries hyper's
@@ -138,7 +126,7 @@ impl Upstreams {
     /// [`Fault::Upstream`] says what the backend did and [`Fault::may_have_run`] whether the request may have run; [`Fault::Client`] what the
     /// client did while sending its body.
     pub async fn forward(&self, outgoing: Outgoing<'_>, request: Request<Body>) -> Result<Response<Body>, Fault> {
-        let seat = outgoing.to.backend.seat().await?;
+        let seat = outgoing.to.seat(None).await?;
         let (mut parts, body) = request.into_parts();
         let client = upgrade::asked(&mut parts);
         let sent = body.is_end_stream();
@@ -151,25 +139,43 @@ impl Upstreams {
         let progress = (!sent).then(Progress::new);
         let safe = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) && sent && client.is_none();
         let request = Request::from_parts(parts, Outbound::new(body, progress.clone()));
-        let (response, lane) = self.exchange(&seat.backend, request, safe, progress.as_deref()).await?;
+        let way = Way {
+            to: outgoing.to,
+            safe,
+            progress: progress.as_deref(),
+        };
+        let (response, lane, seat) = self.exchange(way, seat, request).await?;
+        if let Some(log) = outgoing.served_by {
+            let _once = log.set(seat.backend.authority().to_owned());
+        }
         self.answer(response, client, (lane, seat), progress.as_deref())
     }
 
-    /// Up to the head of an answer, on whatever connection it takes.
+    /// Up to the head of an answer, on whatever connection it takes, and at another backend where one cannot be reached or fails what may be repeated.
     async fn exchange(
         &self,
-        backend: &Backend,
+        way: Way<'_>,
+        mut seat: Seat,
         mut request: Request<Outbound>,
-        safe: bool,
-        progress: Option<&Progress>,
-    ) -> Result<(Response<Incoming>, Box<Lane>), Fault> {
-        let settings = **self.settings.load();
-        let (mut fresh, mut unsent) = (false, 0);
+    ) -> Result<(Response<Incoming>, Box<Lane>, Seat), Fault> {
+        let Way { to, safe, progress } = way;
+        let settings = self.settings.load_full();
+        let (mut fresh, mut unsent, mut moved) = (false, 0, false);
         loop {
-            let resting = if fresh { None } else { backend.resting(!safe) };
+            let resting = if fresh { None } else { seat.backend.resting(!safe) };
             let mut lane = match resting {
                 Some(lane) => lane,
-                None => backend.connect().await.map_err(UpstreamFault::Connect)?,
+                None => match seat.backend.connect().await {
+                    Ok(lane) => lane,
+                    Err(fault) => {
+                        seat.backend.failed();
+                        if moved || !to.has_another() {
+                            return Err(UpstreamFault::Connect(fault).into());
+                        }
+                        (seat, moved) = (to.seat(Some(&seat.backend)).await?, true); // nothing was sent
+                        continue;
+                    }
+                },
             };
             let copy = (safe && lane.served() && !fresh).then(|| copy(&request));
             let began = Instant::now();
@@ -182,7 +188,10 @@ impl Upstreams {
                 None => (Instant::now() < whole).then_some(whole),
             };
             let fault = match lane.exchange(request, look).await {
-                Ok(response) => return Ok((response, lane)),
+                Ok(response) => {
+                    seat.backend.condition.answered();
+                    return Ok((response, lane, seat));
+                }
                 Err(Failed::Unsent(back, fault)) if unsent < MAX_UNSENT => {
                     tracing::debug!(%fault, "a connection was closed before anything was sent on it");
                     (request, unsent) = (*back, unsent + 1);
@@ -193,7 +202,12 @@ impl Upstreams {
             };
             match (copy, fault) {
                 (Some(again), Broken { stale: true, .. }) => (request, fresh) = (again, true),
-                (_, broken) => return Err(broken.fault),
+                (_, broken) => {
+                    if matches!(broken.fault, Fault::Upstream(_)) {
+                        seat.backend.failed();
+                    }
+                    return Err(broken.fault);
+                }
             }
         }
     }
@@ -253,6 +267,16 @@ fn copy(request: &Request<Outbound>) -> Request<Outbound> {
     copy.uri_mut().clone_from(request.uri());
     copy.headers_mut().clone_from(request.headers());
     copy
+}
+
+/// How a request may go.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    to: &'a Group,
+    /// It may be repeated.
+    safe: bool,
+    /// How far its body is, where it has one.
+    progress: Option<&'a Progress>,
 }
 
 /// A try that failed.

@@ -9,10 +9,12 @@ use super::paths::path;
 use super::rooms::{read_rooms, read_template};
 use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
 use super::tls::read_tls;
-use super::values::{choice, count, counted, duration, duration_or_zero, listen, network, origin, rate, size, sized, switch, text, word};
+use super::values::{
+    choice, count, counted, duration, duration_or_zero, listen, network, origins, rate, size, sized, small, switch, text, word,
+};
 use super::{
-    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server,
-    Store, Tokens, Upstream,
+    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Health, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret,
+    Server, Store, Tokens, Upstream,
 };
 
 /// Reads and checks a settings file.
@@ -119,8 +121,8 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
 /// The most connections, requests or keys that can be asked for.
 const MANY: u64 = 100_000_000;
 
-fn read_server(section: &Section<'_>) -> Option<(Server, Option<http::Uri>)> {
-    let fallback = section.get("fallback", origin);
+fn read_server(section: &Section<'_>) -> Option<(Server, Vec<http::Uri>)> {
+    let fallback = section.get("fallback", origins).unwrap_or_default();
     let server = Server {
         listen: section.get("listen", listen)?,
         proxy_protocol: section.list("proxy_protocol", network)?,
@@ -364,9 +366,35 @@ fn read_upstream(section: &Section<'_>) -> Option<Upstream> {
         keep_alive: section.get("keep_alive", duration_or_zero)?,
         max_in_flight: section.get("max_in_flight", counted(1, MANY))?,
         queue_timeout: section.get("queue_timeout", duration_or_zero)?,
+        max_failures: section.get("max_failures", small(1, 1000))?,
+        rest: section.get("rest", |value| match duration(value)? {
+            rest if rest > Upstream::MAX_REST => Err("a failing backend is left alone for 1min at most".to_owned()),
+            rest => Ok(rest),
+        })?,
+        health: read_health(&section.section("health"))?,
     };
     section.finish();
     Some(upstream)
+}
+
+/// The outer none says that a key is wrong, the inner that nobody wants to ask.
+fn read_health(section: &Section<'_>) -> Option<Option<Health>> {
+    let path = section.get("path", |value| {
+        let text = text(value)?;
+        let path = text.parse().ok().filter(|_| text.starts_with('/'));
+        path.ok_or_else(|| format!("`{text}` is not a path: write it like \"/healthz\""))
+    });
+    let (interval, timeout) = (section.get("interval", duration), section.get("timeout", duration));
+    let (rise, fall) = (section.get("rise", small(1, 100)), section.get("fall", small(1, 100)));
+    section.finish();
+    let (interval, timeout, rise, fall) = (interval?, timeout?, rise?, fall?);
+    Some(path.map(|path| Health {
+        path,
+        interval,
+        timeout,
+        rise,
+        fall,
+    }))
 }
 
 /// The secret in a file of its own, which may end with a newline.

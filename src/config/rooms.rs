@@ -5,7 +5,7 @@ use std::path::Path;
 use super::paths::{passes, path, pattern, same, under};
 use super::read::secret_file;
 use super::source::{Layer, Section};
-use super::values::{choice, count, counted, duration, host, moment, origin, rate, sized, switch, web_origin, word};
+use super::values::{choice, count, counted, duration, host, moment, origins, rate, sized, switch, web_origin, word};
 use super::{Claim, Login, LoginAlgorithm, OnStoreLoss, Room};
 
 /// Reads `[room]` as a room that lacks a name, so that mistakes in it are found even when there is no room.
@@ -51,7 +51,7 @@ const MANY: u64 = 1_000_000_000_000;
 /// A room as far as it can be read; keys without a default are asked for by [`require`].
 fn read_room(section: &Section<'_>, id: &str, file: &Path) -> Option<Room> {
     let doors = &[("hold", OnStoreLoss::Hold), ("open", OnStoreLoss::Open)];
-    let upstream = section.get("upstream", origin);
+    let upstream = section.get("upstream", origins);
     let paths = section.list("paths", path);
     let on_store_loss = section.get("on_store_loss", choice(doors));
     let claim = read_claim(&section.section("claim"));

@@ -17,7 +17,7 @@ use super::{
 #[must_use]
 pub fn show(config: &Config) -> String {
     let mut page = Page::default();
-    show_server(&mut page, &config.server, config.fallback.as_ref());
+    show_server(&mut page, &config.server, &config.fallback);
     if let Some(tls) = &config.tls {
         show_tls(&mut page, tls);
     }
@@ -31,7 +31,7 @@ pub fn show(config: &Config) -> String {
     page.file("folder", config.pages.folder.as_deref());
     page.text("default_language", &config.pages.default_language);
     show_log(&mut page, &config.log);
-    show_upstream(&mut page, config.upstream);
+    show_upstream(&mut page, &config.upstream);
     for room in &config.rooms {
         show_room(&mut page, room);
     }
@@ -81,6 +81,15 @@ impl Page {
         self.bare(key, &format_args!("[{}]", items.join(", ")));
     }
 
+    /// One as text, several as a list.
+    fn origins(&mut self, key: &str, origins: &[http::Uri]) {
+        let shown: Vec<_> = origins.iter().map(show_origin).collect();
+        match shown.as_slice() {
+            [one] => self.text(key, one),
+            several => self.list(key, several),
+        }
+    }
+
     fn secret(&mut self, key: &str, secret: &Secret) {
         match secret.file() {
             Some(file) => self.text(key, &file.display()),
@@ -93,11 +102,11 @@ fn quoted(value: &dyn Display) -> String {
     toml::Value::String(value.to_string()).to_string()
 }
 
-fn show_server(page: &mut Page, server: &Server, fallback: Option<&http::Uri>) {
+fn show_server(page: &mut Page, server: &Server, fallback: &[http::Uri]) {
     page.table("server");
     page.text("listen", &server.listen);
-    if let Some(fallback) = fallback {
-        page.text("fallback", &show_origin(fallback));
+    if !fallback.is_empty() {
+        page.origins("fallback", fallback);
     }
     page.list("proxy_protocol", &server.proxy_protocol);
     page.text("prefix", &server.prefix);
@@ -229,7 +238,7 @@ fn show_log(page: &mut Page, log: &Log) {
     page.bare("query", &log.query);
 }
 
-fn show_upstream(page: &mut Page, upstream: Upstream) {
+fn show_upstream(page: &mut Page, upstream: &Upstream) {
     page.table("upstream");
     page.time("connect_timeout", upstream.connect_timeout);
     page.time("first_byte_timeout", upstream.first_byte_timeout);
@@ -237,6 +246,16 @@ fn show_upstream(page: &mut Page, upstream: Upstream) {
     page.time("keep_alive", upstream.keep_alive);
     page.bare("max_in_flight", &upstream.max_in_flight);
     page.time("queue_timeout", upstream.queue_timeout);
+    page.bare("max_failures", &upstream.max_failures);
+    page.time("rest", upstream.rest);
+    if let Some(health) = &upstream.health {
+        page.table("upstream.health");
+        page.text("path", &health.path);
+        page.time("interval", health.interval);
+        page.time("timeout", health.timeout);
+        page.bare("rise", &health.rise);
+        page.bare("fall", &health.fall);
+    }
 }
 
 fn show_room(page: &mut Page, room: &Room) {
@@ -246,7 +265,7 @@ fn show_room(page: &mut Page, room: &Room) {
     page.list("paths", &room.paths);
     page.list("bypass", &room.bypass);
     page.bare("ignore_case", &room.ignore_case);
-    page.text("upstream", &show_origin(&room.upstream));
+    page.origins("upstream", &room.upstream);
     page.text("rate", &room.rate);
     page.bare("cap", &room.cap);
     if let Some(stock) = room.stock {

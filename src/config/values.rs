@@ -292,6 +292,37 @@ pub(super) fn network(value: &DeValue<'_>) -> Read<IpNet> {
     network.map_err(|_| format!("`{text}` is not an address or network: {wrong}"))
 }
 
+/// The same as a `u32`.
+pub(super) fn small(least: u32, most: u32) -> impl Fn(&DeValue<'_>) -> Read<u32> {
+    let count = count(least.into(), most.into());
+    move |value| u32::try_from(count(value)?).map_err(|_| "this machine cannot count that far".to_owned())
+}
+
+/// One backend, or several of the same shop in a list.
+pub(super) fn origins(value: &DeValue<'_>) -> Read<Vec<Uri>> {
+    let DeValue::Array(items) = value else {
+        return Ok(vec![origin(value)?]);
+    };
+    let mut origins = Vec::new();
+    for item in items.iter() {
+        let origin = origin(item.get_ref())?;
+        if origins.contains(&origin) {
+            return Err(format!("`{}` is here twice", origin.to_string().trim_end_matches('/')));
+        }
+        origins.push(origin);
+    }
+    if origins.is_empty() {
+        return Err("this list is empty: name one backend at least".to_owned());
+    }
+    if origins.len() > MAX_BACKENDS {
+        return Err(format!("these are too many: {MAX_BACKENDS} backends at most"));
+    }
+    Ok(origins)
+}
+
+/// Backends of one room at most.
+const MAX_BACKENDS: usize = 64;
+
 /// A backend: `http://host` or `http://host:port`.
 pub(super) fn origin(value: &DeValue<'_>) -> Read<Uri> {
     let text = text(value)?;

@@ -1,6 +1,6 @@
 //! On to the backend, with our own headers.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use http::{HeaderMap, HeaderValue, Request, Response};
 
@@ -43,6 +43,7 @@ impl Gateway {
         };
         trace::tidy(&mut arrival.head.headers);
         arrival.head.headers.insert(trace::REQUEST_ID, id.clone());
+        let served_by = OnceLock::new();
         let outgoing = Outgoing {
             to,
             client: arrival.address.ip,
@@ -51,6 +52,7 @@ impl Gateway {
             trusted_peer: arrival.address.trusted_peer,
             added,
             cookie_prefixes: &self.cookie_prefixes,
+            served_by: arrival.note.is_some().then_some(&served_by),
             path_and_query: None,
         };
         let note = arrival.note;
@@ -60,7 +62,7 @@ impl Gateway {
             .forward(outgoing, Request::from_parts(arrival.head, arrival.body))
             .await;
         if let (Some(note), Some(began)) = (note, began) {
-            note.forwarded(to.authority(), millis(began.elapsed()));
+            note.forwarded(served_by.get().map_or("", String::as_str), millis(began.elapsed()));
         }
         outcome.map(|mut response| {
             response.headers_mut().insert(trace::REQUEST_ID, id);

@@ -132,7 +132,7 @@ impl Reloader {
             .plan(&config, &house)
             .map_err(|fault| Refused::Unusable(fault.to_string()))?;
         if touches("upstream.") {
-            self.upstreams = Arc::new(Upstreams::new(config.upstream, house.stop.clone()));
+            self.upstreams.update(config.upstream.clone()); // backends that stay keep their connections
         }
         let gone = self.keeper.gone_after(&plan);
         let gateway = Gateway::new(&config, Arc::clone(&house), plan.halls(), Arc::clone(&self.upstreams), gone);

@@ -350,6 +350,9 @@ pub(crate) fn settings() -> config::Upstream {
         keep_alive: Duration::from_secs(4),
         max_in_flight: 64,
         queue_timeout: Duration::from_secs(1),
+        max_failures: 3,
+        rest: Duration::from_secs(2),
+        health: None,
     }
 }
 
@@ -389,9 +392,14 @@ impl Front {
     }
 
     pub(crate) async fn with(origin: Uri, limits: ConnectionLimits, settings: config::Upstream, treatment: Treatment) -> Self {
+        Self::among(&[origin], limits, settings, treatment).await
+    }
+
+    /// In front of several backends.
+    pub(crate) async fn among(origins: &[Uri], limits: ConnectionLimits, settings: config::Upstream, treatment: Treatment) -> Self {
         let stop = Stop::new();
         let upstreams = Arc::new(Upstreams::new(settings, stop.clone()));
-        let to = upstreams.group(&origin);
+        let to = upstreams.group(origins);
         Self::serving(limits, stop, move |request, peer| {
             let (upstreams, to, treatment) = (Arc::clone(&upstreams), to.clone(), treatment.clone());
             async move {
@@ -486,6 +494,7 @@ async fn pass(
         trusted_peer: treatment.trusted_peer,
         added: &treatment.added,
         cookie_prefixes: &treatment.cookie_prefixes,
+        served_by: None,
         path_and_query: None,
     };
     upstreams.forward(outgoing, request).await

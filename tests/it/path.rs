@@ -14,5 +14,6 @@ mod tls;
 mod token;
 mod upgrade;
 mod upstream;
+mod upstreams;
 mod wait;
 mod waiting;
