@@ -82,15 +82,11 @@ impl Refusal {
 
     pub(super) fn throttled(&self, house: &House, over: Over) -> Response<Body> {
         let after = over.retry_after_s();
-        let problem = Problem::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "rate_limited",
-            "Too many requests",
-            format!("Ask again in {after} s."),
-        )
-        .with("retry_after_s", after)
-        .header(RETRY_AFTER, after);
-        let mut response = self.say(house, None, Notice::RateLimited, problem);
+        let mut response = if self.reader == Reader::Script {
+            throttled_problem(after)
+        } else {
+            self.say(house, None, Notice::RateLimited, long_throttled(after))
+        };
         for (name, value) in over.headers() {
             if let Ok(value) = HeaderValue::try_from(value) {
                 response.headers_mut().insert(name, value);
@@ -194,6 +190,27 @@ fn sold_out_problem() -> Response<Body> {
     response
 }
 
+fn long_throttled(after_s: u64) -> Problem {
+    let detail = format!("Ask again in {after_s} s.");
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", "Too many requests", detail)
+        .with("retry_after_s", after_s)
+        .header(RETRY_AFTER, after_s)
+}
+
+/// [`Problem`] would write the same, at three times the price, to whoever asks too often.
+fn throttled_problem(after_s: u64) -> Response<Body> {
+    let body = format!(
+        r#"{{"type":"about:blank","title":"Too many requests","status":429,"code":"rate_limited","detail":"Ask again in {after_s} s.","retry_after_s":{after_s}}}"#
+    );
+    let mut response = Response::new(Body::full(body));
+    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(RETRY_AFTER, HeaderValue::from(after_s));
+    response
+}
+
 /// A fault and what caused it, in one line.
 fn with_causes(fault: &Fault) -> String {
     let mut line = fault.to_string();
@@ -241,6 +258,9 @@ mod tests {
         let short = sold_out_problem();
         assert_eq!((short.status(), short.headers()), (long.status(), long.headers()));
         let body = |response: Response<Body>| async { response.into_body().collect().await.unwrap().to_bytes() };
+        assert_eq!(body(short).await, body(long).await);
+        let (long, short) = (long_throttled(17).into_response(), throttled_problem(17));
+        assert_eq!((short.status(), short.headers()), (long.status(), long.headers()));
         assert_eq!(body(short).await, body(long).await);
     }
 }

@@ -125,8 +125,9 @@ impl Gateway {
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
         let place = place_of(stood);
-        let shown = view(hall, &ticket, stood);
+        let mut shown = view(hall, &ticket, stood);
         here(hall, &ticket.id, place.map_or(ticket.place, |(_, place)| place));
+        hall.feed.no_worse(&ticket.id, &mut shown); // whoever only refreshes was told a number, too
         let (mut head, body) = waiting_page(&self.house, hall, refusal, &shown, (place.is_some(), false)).into_parts();
         if let Some(place) = place {
             hall.set_place(&self.house, &ticket, place, &mut head);
