@@ -21,6 +21,7 @@ mod rooms;
 mod show;
 mod source;
 mod tls;
+mod upstream;
 mod values;
 
 pub use changes::{Changes, mark};
@@ -28,6 +29,7 @@ pub use read::{load, parse};
 pub use show::show;
 pub use source::{Mistake, Mistakes};
 pub use tls::{Certificate, Tls, TlsServer, TlsVersion};
+pub use upstream::{Health, HttpVersion, TlsClient, Upstream, UpstreamTls};
 pub use values::Rate;
 
 /// The documented example, which is also where every default comes from.
@@ -247,49 +249,6 @@ pub enum LogFormat {
     Human,
     /// For machines.
     Json,
-}
-
-/// How upstreams are spoken to.
-#[derive(Clone, Debug)]
-pub struct Upstream {
-    /// Connecting.
-    pub connect_timeout: Duration,
-    /// From the last byte of the request to the head of the answer.
-    pub first_byte_timeout: Duration,
-    /// The longest pause inside a body, either way.
-    pub idle_timeout: Duration,
-    /// How long an idle pooled connection is kept; below the backend's own keep-alive.
-    pub keep_alive: Duration,
-    /// Connections and requests in flight per upstream at most.
-    pub max_in_flight: usize,
-    /// How long a request may wait for its turn when that many are in flight.
-    pub queue_timeout: Duration,
-    /// Failures in a row after which a backend is left alone for a while.
-    pub max_failures: u32,
-    /// How long it is left alone the first time; each further time twice as long, up to [`Upstream::MAX_REST`].
-    pub rest: Duration,
-    /// How backends are asked whether they are well; none: they are not asked.
-    pub health: Option<Health>,
-}
-
-impl Upstream {
-    /// The longest a failing backend is left alone, and the longest `rest` that can be asked for.
-    pub const MAX_REST: Duration = Duration::from_secs(60);
-}
-
-/// How backends are asked whether they are well.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
-    /// What is asked for with a `GET`; any 2xx or 3xx is good.
-    pub path: http::uri::PathAndQuery,
-    /// How often.
-    pub interval: Duration,
-    /// How long the answer may take.
-    pub timeout: Duration,
-    /// Good answers in a row after which a backend that was down is up.
-    pub rise: u32,
-    /// Bad answers in a row after which it is down.
-    pub fall: u32,
 }
 
 /// One waiting room.

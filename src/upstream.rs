@@ -2,8 +2,9 @@
 //!
 //! What may be repeated is decided here and nowhere else: a request of which nothing was sent, and once a `GET`, `HEAD` or `OPTIONS` without a
 //! body whose pooled connection turned out to be closed. Everything else is one try, and the fault says whether it may have run. Backends are
-//! spoken to in HTTP/1.1 with the client's own `Host`; every connection serves one request at a time ([`lane`]), so a slow reader never holds
-//! another visitor's answer up, and rests in between in the pool of its backend ([`pool`]).
+//! spoken to with the client's own `Host`: in HTTP/1.1, where every connection serves one request at a time ([`lane`]) and rests in between in the
+//! pool of its backend ([`pool`]), or in HTTP/2, where many requests share a connection ([`shared`]). Either way a slow reader never holds another
+//! visitor's answer up.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,18 +27,21 @@ use crate::stop::Stop;
 
 mod backend;
 mod body;
+mod carrier;
 mod condition;
 mod connect;
 mod group;
 mod headers;
 mod lane;
 mod pool;
+mod shared;
 mod upgrade;
 
-use backend::{Backend, Seat};
+use backend::{Backend, Need, Seat};
 use body::{Inbound, Outbound, Progress, Source};
+use carrier::Carrier;
 pub use group::Group;
-use lane::{Failed, Lane};
+use lane::Failed;
 
 /// How often resting connections are looked through, at least and at most.
 const SWEEPS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -103,7 +107,7 @@ impl Upstreams {
         }
     }
 
-    /// The backends at these origins, `http://host:port` each.
+    /// The backends at these origins, `http://host:port` or `https://host:port` each.
     #[must_use]
     pub fn group(&self, origins: &[Uri]) -> Group {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,14 +145,17 @@ impl Upstreams {
         let request = Request::from_parts(parts, Outbound::new(body, progress.clone()));
         let way = Way {
             to: outgoing.to,
-            safe,
+            need: Need {
+                closely: !safe,
+                upgrade: client.is_some(),
+            },
             progress: progress.as_deref(),
         };
-        let (response, lane, seat) = self.exchange(way, seat, request).await?;
+        let (response, carrier, seat) = self.exchange(way, seat, request).await?;
         if let Some(log) = outgoing.served_by {
             let _once = log.set(seat.backend.authority().to_owned());
         }
-        self.answer(response, client, (lane, seat), progress.as_deref())
+        self.answer(response, client, (carrier, seat), progress.as_deref())
     }
 
     /// Up to the head of an answer, on whatever connection it takes, and at another backend where one cannot be reached or fails what may be repeated.
@@ -157,16 +164,16 @@ impl Upstreams {
         way: Way<'_>,
         mut seat: Seat,
         mut request: Request<Outbound>,
-    ) -> Result<(Response<Incoming>, Box<Lane>, Seat), Fault> {
-        let Way { to, safe, progress } = way;
+    ) -> Result<(Response<Incoming>, Carrier, Seat), Fault> {
+        let Way { to, need, progress } = way;
         let settings = self.settings.load_full();
         let (mut fresh, mut unsent, mut moved) = (false, 0, false);
         loop {
-            let resting = if fresh { None } else { seat.backend.resting(!safe) };
-            let mut lane = match resting {
-                Some(lane) => lane,
-                None => match seat.backend.connect().await {
-                    Ok(lane) => lane,
+            let resting = if fresh { None } else { seat.backend.resting(need) };
+            let mut carrier = match resting {
+                Some(carrier) => carrier,
+                None => match seat.backend.connect(need).await {
+                    Ok(carrier) => carrier,
                     Err(fault) => {
                         seat.backend.failed();
                         if moved || !to.has_another() {
@@ -177,7 +184,7 @@ impl Upstreams {
                     }
                 },
             };
-            let copy = (safe && lane.served() && !fresh).then(|| copy(&request));
+            let copy = (!need.closely && carrier.served() && !fresh).then(|| copy(&request));
             let began = Instant::now();
             if let Some(progress) = progress {
                 progress.touch(); // limits on the answer count from the connection
@@ -187,10 +194,10 @@ impl Upstreams {
                 Some(progress) => progress.next_look(&settings),
                 None => (Instant::now() < whole).then_some(whole),
             };
-            let fault = match lane.exchange(request, look).await {
+            let fault = match carrier.exchange(request, seat.backend.asked(), look).await {
                 Ok(response) => {
                     seat.backend.condition.answered();
-                    return Ok((response, lane, seat));
+                    return Ok((response, carrier, seat));
                 }
                 Err(Failed::Unsent(back, fault)) if unsent < MAX_UNSENT => {
                     tracing::debug!(%fault, "a connection was closed before anything was sent on it");
@@ -198,10 +205,13 @@ impl Upstreams {
                     fresh = unsent == MAX_UNSENT;
                     continue;
                 }
-                Err(failed) => Broken::read(failed, progress, lane.served()),
+                Err(failed) => Broken::read(failed, progress, carrier.served()),
             };
             match (copy, fault) {
-                (Some(again), Broken { stale: true, .. }) => (request, fresh) = (again, true),
+                (Some(again), Broken { stale: true, .. }) => {
+                    carrier.leave();
+                    (request, fresh) = (again, true);
+                }
                 (_, broken) => {
                     if matches!(broken.fault, Fault::Upstream(_)) {
                         seat.backend.failed();
@@ -216,10 +226,13 @@ impl Upstreams {
         &self,
         response: Response<Incoming>,
         client: Option<OnUpgrade>,
-        (lane, seat): (Box<Lane>, Seat),
+        (carrier, seat): (Carrier, Seat),
         progress: Option<&Progress>,
     ) -> Result<Response<Body>, Fault> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let Carrier::Lane(lane) = carrier else {
+                return Err(UpstreamFault::Malformed("it switched protocols where that cannot be done").into());
+            };
             return Ok(upgrade::begin(client, response, (lane, seat), &self.stop)?);
         }
         let (mut parts, incoming) = response.into_parts();
@@ -227,14 +240,22 @@ impl Upstreams {
         parts.extensions = Extensions::new();
         parts.version = Version::HTTP_11;
         let body = if incoming.is_end_stream() {
-            seat.backend.give_back(lane);
+            if let Carrier::Lane(lane) = carrier {
+                seat.backend.give_back(lane);
+            }
             Body::empty()
         } else {
-            let source = if progress.is_none_or(Progress::is_sent) {
-                Source::Lane(lane)
-            } else {
-                lane.run_alone();
-                Source::Alone(Pause::new())
+            let alone = |_part| Source::Alone {
+                pause: Pause::new(),
+                _part,
+            };
+            let source = match carrier {
+                Carrier::Lane(lane) if progress.is_none_or(Progress::is_sent) => Source::Lane(lane),
+                Carrier::Lane(lane) => {
+                    lane.run_alone();
+                    alone(None)
+                }
+                Carrier::Stream(stream) => alone(Some(stream)),
             };
             Body::stream(Inbound::new(incoming, source, seat, self.settings.load().idle_timeout))
         };
@@ -273,8 +294,7 @@ fn copy(request: &Request<Outbound>) -> Request<Outbound> {
 #[derive(Clone, Copy)]
 struct Way<'a> {
     to: &'a Group,
-    /// It may be repeated.
-    safe: bool,
+    need: Need,
     /// How far its body is, where it has one.
     progress: Option<&'a Progress>,
 }
@@ -308,6 +328,10 @@ impl Broken {
             Failed::Unsent(_, error) => UpstreamFault::Connect(error.into()).into(),
             Failed::Broken(error) if error.is_parse_too_large() => UpstreamFault::Malformed("its head is too long").into(),
             Failed::Broken(error) if error.is_parse() => UpstreamFault::Malformed("it is not HTTP").into(),
+            Failed::Broken(error) if was_refused(&error) => Self {
+                fault: UpstreamFault::Connect(error.into()).into(),
+                stale: true,
+            },
             Failed::Broken(error) => {
                 let stale = served_before && (error.is_incomplete_message() || is_reset(&error));
                 Self {
@@ -321,6 +345,14 @@ impl Broken {
 
 fn causes<'a>(error: &'a (dyn std::error::Error + 'static)) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(error), |error| error.source())
+}
+
+/// The backend said that it has not looked at the request: it is going away, or has too much to do.
+fn was_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    causes(error).filter_map(|cause| cause.downcast_ref::<h2::Error>()).any(|error| {
+        let leaving = error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR);
+        leaving || (error.is_reset() && error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM))
+    })
 }
 
 fn is_reset(error: &(dyn std::error::Error + 'static)) -> bool {

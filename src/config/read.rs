@@ -9,12 +9,11 @@ use super::paths::path;
 use super::rooms::{read_rooms, read_template};
 use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
 use super::tls::read_tls;
-use super::values::{
-    choice, count, counted, duration, duration_or_zero, listen, network, origins, rate, size, sized, small, switch, text, word,
-};
+use super::upstream::read_upstream;
+use super::values::{choice, count, counted, duration, listen, network, origins, rate, size, sized, switch, text, word};
 use super::{
-    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Health, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret,
-    Server, Store, Tokens, Upstream,
+    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server,
+    Store, Tokens,
 };
 
 /// Reads and checks a settings file.
@@ -71,10 +70,14 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
     let cookies = read_cookies(&root.section("cookies"));
     let pages = read_pages(&root.section("pages"), file);
     let log = read_log(&root.section("log"), file);
-    let upstream = read_upstream(&root.section("upstream"));
     read_template(root, file);
     let prefix = server.as_ref().map_or("", |(server, _)| server.prefix.as_str());
     let rooms = read_rooms(root, file, prefix);
+    let fallbacks = server.iter().flat_map(|(_, fallback)| fallback);
+    let secured = fallbacks
+        .chain(rooms.iter().flatten().flat_map(|room| &room.upstream))
+        .any(|origin| origin.scheme_str() == Some("https"));
+    let upstream = read_upstream(&root.section("upstream"), file, secured);
     if let (Some((server, _)), Some(ops)) = (&server, &ops)
         && server.listen == ops.listen
         && server.listen.port() != 0
@@ -119,7 +122,7 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
 }
 
 /// The most connections, requests or keys that can be asked for.
-const MANY: u64 = 100_000_000;
+pub(super) const MANY: u64 = 100_000_000;
 
 fn read_server(section: &Section<'_>) -> Option<(Server, Vec<http::Uri>)> {
     let fallback = section.get("fallback", origins).unwrap_or_default();
@@ -356,45 +359,6 @@ fn access_file(file: PathBuf) -> Result<AccessTarget, String> {
         ));
     }
     Ok(AccessTarget::File(file))
-}
-
-fn read_upstream(section: &Section<'_>) -> Option<Upstream> {
-    let upstream = Upstream {
-        connect_timeout: section.get("connect_timeout", duration)?,
-        first_byte_timeout: section.get("first_byte_timeout", duration)?,
-        idle_timeout: section.get("idle_timeout", duration)?,
-        keep_alive: section.get("keep_alive", duration_or_zero)?,
-        max_in_flight: section.get("max_in_flight", counted(1, MANY))?,
-        queue_timeout: section.get("queue_timeout", duration_or_zero)?,
-        max_failures: section.get("max_failures", small(1, 1000))?,
-        rest: section.get("rest", |value| match duration(value)? {
-            rest if rest > Upstream::MAX_REST => Err("a failing backend is left alone for 1min at most".to_owned()),
-            rest => Ok(rest),
-        })?,
-        health: read_health(&section.section("health"))?,
-    };
-    section.finish();
-    Some(upstream)
-}
-
-/// The outer none says that a key is wrong, the inner that nobody wants to ask.
-fn read_health(section: &Section<'_>) -> Option<Option<Health>> {
-    let path = section.get("path", |value| {
-        let text = text(value)?;
-        let path = text.parse().ok().filter(|_| text.starts_with('/'));
-        path.ok_or_else(|| format!("`{text}` is not a path: write it like \"/healthz\""))
-    });
-    let (interval, timeout) = (section.get("interval", duration), section.get("timeout", duration));
-    let (rise, fall) = (section.get("rise", small(1, 100)), section.get("fall", small(1, 100)));
-    section.finish();
-    let (interval, timeout, rise, fall) = (interval?, timeout?, rise?, fall?);
-    Some(path.map(|path| Health {
-        path,
-        interval,
-        timeout,
-        rise,
-        fall,
-    }))
 }
 
 /// The secret in a file of its own, which may end with a newline.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::values::{show_duration, show_moment, show_size};
 use super::{
-    AccessTarget, Claim, Client, Config, Cookies, ForwardedHeader, Limits, Log, LogFormat, Login, LoginAlgorithm, OnStoreLoss, Ops, Quota,
-    Room, SameSite, Secret, Server, Store, Tls, TlsVersion, Tokens, Upstream,
+    AccessTarget, Certificate, Claim, Client, Config, Cookies, ForwardedHeader, HttpVersion, Limits, Log, LogFormat, Login, LoginAlgorithm,
+    OnStoreLoss, Ops, Quota, Room, SameSite, Secret, Server, Store, Tls, TlsVersion, Tokens, Upstream, UpstreamTls,
 };
 
 /// The settings in force, as TOML that [`super::parse`] reads as the same settings.
@@ -126,11 +126,7 @@ fn show_server(page: &mut Page, server: &Server, fallback: &[http::Uri]) {
 fn show_tls(page: &mut Page, tls: &Tls) {
     page.table("tls");
     page.text("listen", &tls.listen);
-    let certificates = tls.certificates.iter().map(|certificate| {
-        let (chain, key) = (quoted(&certificate.chain.display()), quoted(&certificate.key.display()));
-        format!("{{ chain = {chain}, key = {key} }}")
-    });
-    let certificates: Vec<_> = certificates.collect();
+    let certificates: Vec<_> = tls.certificates.iter().map(show_certificate).collect();
     page.bare("certificates", &format_args!("[{}]", certificates.join(", ")));
     let oldest = match tls.min_version {
         TlsVersion::V1_2 => "1.2",
@@ -144,6 +140,11 @@ fn show_tls(page: &mut Page, tls: &Tls) {
     if let Some(hsts) = tls.hsts {
         page.time("hsts", hsts);
     }
+}
+
+fn show_certificate(certificate: &Certificate) -> String {
+    let (chain, key) = (quoted(&certificate.chain.display()), quoted(&certificate.key.display()));
+    format!("{{ chain = {chain}, key = {key} }}")
 }
 
 /// `http` writes an origin with a slash at its end, which is no part of one.
@@ -248,6 +249,12 @@ fn show_upstream(page: &mut Page, upstream: &Upstream) {
     page.time("queue_timeout", upstream.queue_timeout);
     page.bare("max_failures", &upstream.max_failures);
     page.time("rest", upstream.rest);
+    let http = match upstream.http {
+        HttpVersion::Http1 => "1.1",
+        HttpVersion::Http2 => "2",
+    };
+    page.text("http", &http);
+    show_upstream_tls(page, &upstream.tls);
     if let Some(health) = &upstream.health {
         page.table("upstream.health");
         page.text("path", &health.path);
@@ -255,6 +262,20 @@ fn show_upstream(page: &mut Page, upstream: &Upstream) {
         page.time("timeout", health.timeout);
         page.bare("rise", &health.rise);
         page.bare("fall", &health.fall);
+    }
+}
+
+fn show_upstream_tls(page: &mut Page, tls: &UpstreamTls) {
+    if tls.roots.is_none() && tls.name.is_none() && tls.certificate.is_none() {
+        return;
+    }
+    page.table("upstream.tls");
+    page.file("roots", tls.roots.as_deref());
+    if let Some(name) = &tls.name {
+        page.text("name", name);
+    }
+    if let Some(certificate) = &tls.certificate {
+        page.bare("certificate", &show_certificate(certificate));
     }
 }
 

@@ -76,6 +76,12 @@ pub struct Certificate {
     ready: Arc<CertifiedKey>,
 }
 
+impl Certificate {
+    pub(super) fn ready(&self) -> CertifiedKey {
+        self.ready.as_ref().clone()
+    }
+}
+
 impl fmt::Debug for Certificate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = formatter.debug_struct("Certificate");
@@ -150,7 +156,7 @@ pub(super) fn read_tls(section: &Section<'_>, file: &Path) -> Option<Tls> {
 }
 
 /// One item of the list: `{ chain = "…", key = "…" }`.
-fn certificate(value: &DeValue<'_>, file: &Path, provider: &CryptoProvider) -> Read<Certificate> {
+pub(super) fn certificate(value: &DeValue<'_>, file: &Path, provider: &CryptoProvider) -> Read<Certificate> {
     let wrong = "a certificate is written { chain = \"fullchain.pem\", key = \"privkey.pem\" }";
     let DeValue::Table(table) = value else {
         return Err(format!("{wrong}, not {}", kind(value)));
@@ -190,7 +196,7 @@ fn load(chain: PathBuf, key: PathBuf, provider: &CryptoProvider) -> Read<Certifi
     })
 }
 
-fn contents(file: &Path) -> Read<Vec<u8>> {
+pub(super) fn contents(file: &Path) -> Read<Vec<u8>> {
     let unreadable = |error: std::io::Error| format!("{} cannot be read: {error}", file.display());
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(file).map_err(unreadable)?;

@@ -323,15 +323,15 @@ pub(super) fn origins(value: &DeValue<'_>) -> Read<Vec<Uri>> {
 /// Backends of one room at most.
 const MAX_BACKENDS: usize = 64;
 
-/// A backend: `http://host` or `http://host:port`.
+/// A backend: `http://host` or `https://host`, perhaps with a port.
 pub(super) fn origin(value: &DeValue<'_>) -> Read<Uri> {
     let text = text(value)?;
-    if !text.starts_with("http://") {
-        return Err(format!("`{text}` must start with http://"));
+    if !text.starts_with("http://") && !text.starts_with("https://") {
+        return Err(format!("`{text}` must start with http:// or https://"));
     }
     let uri: Uri = text.parse().map_err(|_| format!("`{text}` is not a URL"))?;
     if uri.host().is_none_or(str::is_empty) || uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(format!("`{text}` must be http://, a host and perhaps a port"));
+        return Err(format!("`{text}` must be http:// or https://, a host and perhaps a port"));
     }
     let port = uri.authority().and_then(|authority| {
         authority

@@ -1,31 +1,46 @@
 //! One backend: where it is, its connections, and the places of its requests in flight.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::Uri;
+use http::uri::Scheme;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::carrier::{Asked, Carrier};
 use super::condition::Condition;
-use super::connect::dial;
+use super::connect::{Address, Wire};
 use super::lane::Lane;
-use super::pool::Pool;
-use crate::config;
+use super::pool::{Open, Pool};
+use super::shared::{Shared, Stream};
+use crate::config::{self, HttpVersion};
 use crate::fault::{BoxError, UpstreamFault};
 
 /// A backend, for as long as a room leads to it.
 pub(super) struct Backend {
-    host: String,
-    port: u16,
+    address: Address,
+    scheme: Scheme,
     authority: String,
     pool: Pool,
+    shared: Shared,
+    /// It did not agree on HTTP/2 the last time it was offered.
+    declined: AtomicBool,
     places: ArcSwap<Semaphore>,
     in_flight: AtomicUsize,
     pub(super) condition: Condition,
     settings: Arc<ArcSwap<config::Upstream>>,
+}
+
+/// What a request needs of its connection.
+#[derive(Clone, Copy)]
+pub(super) struct Need {
+    /// It cannot be repeated: whether the connection is still there is asked of the machine.
+    pub(super) closely: bool,
+    /// It may become a tunnel.
+    pub(super) upgrade: bool,
 }
 
 /// A place among the requests in flight to a backend.
@@ -42,15 +57,16 @@ impl Drop for Seat {
 
 impl Backend {
     pub(super) fn new(origin: &Uri, settings: &Arc<ArcSwap<config::Upstream>>) -> Self {
-        let host = origin.host().unwrap_or_default();
+        let address = Address::of(origin);
         Self {
-            // The brackets belong to the URL, not to the address.
-            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-            port: origin.port_u16().unwrap_or(80),
+            scheme: address.scheme(),
+            address,
             authority: origin
                 .authority()
                 .map_or_else(String::new, |authority| authority.as_str().to_owned()),
             pool: Pool::new(),
+            shared: Shared::new(),
+            declined: AtomicBool::new(false),
             places: ArcSwap::from_pointee(Semaphore::new(settings.load().max_in_flight)),
             in_flight: AtomicUsize::new(0),
             condition: Condition::new(),
@@ -60,10 +76,6 @@ impl Backend {
 
     pub(super) fn settings(&self) -> Arc<config::Upstream> {
         self.settings.load_full()
-    }
-
-    pub(super) fn address(&self) -> (&str, u16) {
-        (&self.host, self.port)
     }
 
     pub(super) fn is_well(&self) -> bool {
@@ -131,24 +143,68 @@ impl Backend {
         }
     }
 
-    /// A connection that rests, if there is one; it may be closed in this very moment.
-    pub(super) fn resting(&self, closely: bool) -> Option<Box<Lane>> {
-        self.pool.take(self.settings.load().keep_alive, closely)
+    /// As whom it is asked for.
+    pub(super) fn asked(&self) -> Asked<'_> {
+        Asked {
+            scheme: &self.scheme,
+            authority: &self.authority,
+        }
+    }
+
+    /// A connection that is open, if there is one with room; it may be closed in this very moment.
+    pub(super) fn resting(&self, need: Need) -> Option<Carrier> {
+        let settings = self.settings.load();
+        if settings.http == HttpVersion::Http2
+            && !need.upgrade
+            && let Some(stream) = self.shared.take()
+        {
+            return Some(Carrier::Stream(stream));
+        }
+        self.pool.take(settings.keep_alive, need.closely).map(Carrier::Lane)
     }
 
     /// A new connection.
-    pub(super) async fn connect(&self) -> Result<Box<Lane>, BoxError> {
-        let (limit, most) = {
-            let settings = self.settings.load();
-            (settings.connect_timeout, settings.max_in_flight)
+    pub(super) async fn connect(&self, need: Need) -> Result<Carrier, BoxError> {
+        let settings = self.settings.load_full();
+        let share = settings.http == HttpVersion::Http2 && !need.upgrade;
+        let _turn = if share && !self.declined.load(Relaxed) {
+            let turn = timeout(settings.connect_timeout, self.shared.turn()).await?;
+            if let Some(stream) = self.shared.take() {
+                return Ok(Carrier::Stream(stream));
+            }
+            Some(turn)
+        } else {
+            None
         };
-        let open = match self.pool.open(most, true) {
+        let open = match self.pool.open(settings.max_in_flight, true) {
             Ok(open) => open,
-            Err(resting) => return Ok(resting),
+            Err(resting) => return Ok(Carrier::Lane(resting)),
         };
-        let wire = dial(&self.host, self.port, limit).await?;
+        let wire = self.address.dial(&settings.tls, share, settings.connect_timeout).await?;
         self.pool.note_opened();
-        Lane::start(wire, open).await
+        if share && self.speaks_http2(&wire) {
+            return Ok(Carrier::Stream(self.shared.start(wire, open).await?));
+        }
+        Ok(Carrier::Lane(Lane::start(wire, open).await?))
+    }
+
+    /// A connection for one question only.
+    pub(super) async fn visit(&self, limit: Duration) -> Result<Carrier, BoxError> {
+        let settings = self.settings.load_full();
+        let share = settings.http == HttpVersion::Http2;
+        let open = Open::beside();
+        let wire = self.address.dial(&settings.tls, share, limit).await?;
+        if share && self.speaks_http2(&wire) {
+            return Ok(Carrier::Stream(Stream::alone(wire, open).await?));
+        }
+        Ok(Carrier::Lane(Lane::start(wire, open).await?))
+    }
+
+    /// Over TLS that was agreed on; without it the settings say so.
+    fn speaks_http2(&self, wire: &Wire) -> bool {
+        let speaks = matches!(wire, Wire::Plain(_)) || wire.agreed_on_http2();
+        self.declined.store(!speaks, Relaxed);
+        speaks
     }
 
     /// The exchange is over.
@@ -162,6 +218,8 @@ impl Backend {
     }
 
     pub(super) fn sweep(&self) {
-        self.pool.sweep(self.settings.load().keep_alive);
+        let keep_alive = self.settings.load().keep_alive;
+        self.pool.sweep(keep_alive);
+        self.shared.sweep(keep_alive);
     }
 }

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::backend::Seat;
 use super::headers;
 use super::lane::Lane;
+use super::shared::Stream;
 use crate::body::{Body, BodyError, Pause};
 use crate::clock::millis;
 use crate::config;
@@ -163,7 +164,11 @@ pub(super) enum Source {
     /// A connection that is driven here.
     Lane(Box<Lane>),
     /// A connection that goes on by itself.
-    Alone(Pause),
+    Alone {
+        pause: Pause,
+        /// Our part of it, where others use it too.
+        _part: Option<Stream>,
+    },
 }
 
 impl Inbound {
@@ -191,7 +196,7 @@ impl Source {
     fn poll_frame(&mut self, incoming: &mut Incoming, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self {
             Self::Lane(lane) => lane.poll_frame(incoming, context),
-            Self::Alone(_) => Pin::new(incoming).poll_frame(context),
+            Self::Alone { .. } => Pin::new(incoming).poll_frame(context),
         }
     }
 
@@ -201,7 +206,7 @@ impl Source {
                 let since = *since.get_or_insert_with(Instant::now);
                 lane.poll_late(context, since + limit)
             }
-            Self::Alone(pause) => pause.poll_over(context, limit),
+            Self::Alone { pause, .. } => pause.poll_over(context, limit),
         }
     }
 }
@@ -235,7 +240,7 @@ impl HttpBody for Inbound {
             }
             Poll::Ready(Some(Ok(mut frame))) => {
                 this.silent_since = None;
-                if let Source::Alone(pause) = source {
+                if let Source::Alone { pause, .. } = source {
                     pause.end();
                 }
                 if let Some(trailers) = frame.trailers_mut() {

@@ -7,15 +7,13 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, header};
-use http_body_util::Empty;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::{HeaderValue, Request, header};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::backend::Backend;
-use super::connect::dial;
+use super::body::Outbound;
+use super::carrier::Carrier;
+use super::lane::Failed;
 use crate::clock::millis;
 use crate::config;
 use crate::fault::BoxError;
@@ -117,18 +115,19 @@ pub(super) async fn ask(backend: Weak<Backend>) {
 
 /// One question, on a connection of its own.
 async fn visit(backend: &Backend, health: &config::Health) -> Result<(), BoxError> {
-    let (host, port) = backend.address();
-    let wire = dial(host, port, health.timeout).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(wire)).await?;
-    let request = Request::get(health.path.as_str())
+    let mut carrier = backend.visit(health.timeout).await?;
+    let mut request = Request::get(health.path.as_str())
         .header(header::HOST, backend.authority())
         .header(header::USER_AGENT, "waitgate")
-        .header(header::CONNECTION, "close")
-        .body(Empty::<Bytes>::new())?;
-    let task = tokio::spawn(connection);
-    let answer = sender.send_request(request).await;
-    task.abort();
-    let status = answer?.status();
+        .body(Outbound::empty())?;
+    if matches!(carrier, Carrier::Lane(_)) {
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    let end = Instant::now() + health.timeout;
+    let answer = carrier
+        .exchange(request, backend.asked(), || (Instant::now() < end).then_some(end))
+        .await;
+    let status = answer.map_err(Failed::into_error)?.status();
     if status.is_success() || status.is_redirection() {
         return Ok(());
     }

@@ -30,7 +30,7 @@ use super::pool::Open;
 use crate::fault::BoxError;
 
 /// Bytes of an answer's head at most.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+pub(super) const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Bytes read ahead, or not yet written, per connection at most.
 const MAX_BUFFER_BYTES: usize = 128 * 1024;
 
@@ -62,6 +62,15 @@ pub(super) enum Failed {
     Broken(hyper::Error),
     /// Nothing was sent; here it is back.
     Unsent(Box<Request<Outbound>>, hyper::Error),
+}
+
+impl Failed {
+    pub(super) fn into_error(self) -> BoxError {
+        match self {
+            Self::Late => "it took too long".into(),
+            Self::Broken(error) | Self::Unsent(_, error) => error.into(),
+        }
+    }
 }
 
 impl Lane {
@@ -247,13 +256,13 @@ impl Wake for Relay {
 /// A timer that stays with its lane. It is set only when it has run out: a limit that moved away meanwhile is seen when it rings, and so a
 /// request that is answered in time costs no work on timers.
 #[derive(Debug, Default)]
-struct Alarm {
+pub(super) struct Alarm {
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Alarm {
     /// Ready when `look` answers that it has taken too long. Otherwise it answers when to look again.
-    fn poll_over(&mut self, context: &mut Context<'_>, look: &impl Fn() -> Option<Instant>) -> Poll<()> {
+    pub(super) fn poll_over(&mut self, context: &mut Context<'_>, look: &impl Fn() -> Option<Instant>) -> Poll<()> {
         let Some(at) = look() else { return Poll::Ready(()) };
         let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at)));
         if sleep.is_elapsed() || at < sleep.deadline() {

@@ -25,9 +25,29 @@ thread_local! {
 
 type Shard = Vec<Box<Lane>>;
 
+/// Something for each worker thread.
+pub(super) struct Sharded<T>(Box<[T]>);
+
+impl<T: Default> Sharded<T> {
+    pub(super) fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self((0..threads.min(MAX_SHARDS)).map(|_| T::default()).collect())
+    }
+
+    /// This thread's.
+    pub(super) fn own(&self) -> &T {
+        let thread = THREAD.with(|thread| *thread);
+        &self.0[thread % self.0.len()]
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &T> {
+        self.0.iter()
+    }
+}
+
 /// What rests, by thread.
 pub(super) struct Pool {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Sharded<Mutex<Shard>>,
     counts: Arc<Counts>,
 }
 
@@ -44,6 +64,15 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Open(Arc<Counts>);
 
+impl Open {
+    /// A connection that is no request's: it counts for nobody.
+    pub(super) fn beside() -> Self {
+        let counts = Counts::default();
+        counts.open.store(1, Relaxed);
+        Self(Arc::new(counts))
+    }
+}
+
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Relaxed);
@@ -52,9 +81,8 @@ impl Drop for Open {
 
 impl Pool {
     pub(super) fn new() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            shards: (0..threads.min(MAX_SHARDS)).map(|_| Mutex::default()).collect(),
+            shards: Sharded::new(),
             counts: Arc::default(),
         }
     }
@@ -76,7 +104,7 @@ impl Pool {
         let before = self.counts.open.fetch_add(1, Relaxed);
         let open = Open(Arc::clone(&self.counts));
         if before >= most {
-            for shard in &self.shards {
+            for shard in self.shards.all() {
                 while let Some(mut lane) = lock(shard).pop() {
                     if lane.is_alive(closely) {
                         return Err(lane);
@@ -103,7 +131,7 @@ impl Pool {
     /// Closes what has rested for too long, or has been closed by the other end.
     pub(super) fn sweep(&self, keep_alive: Duration) {
         let oldest = Instant::now().checked_sub(keep_alive);
-        for shard in &self.shards {
+        for shard in self.shards.all() {
             // The others go on in between: what is looked at here is looked at without the lock.
             let resting = std::mem::take(&mut *lock(shard));
             let mut good: Shard = resting
@@ -117,8 +145,7 @@ impl Pool {
     }
 
     fn own(&self) -> MutexGuard<'_, Shard> {
-        let thread = THREAD.with(|thread| *thread);
-        lock(&self.shards[thread % self.shards.len()])
+        lock(self.shards.own())
     }
 }
 

@@ -352,6 +352,8 @@ pub(crate) fn settings() -> config::Upstream {
         queue_timeout: Duration::from_secs(1),
         max_failures: 3,
         rest: Duration::from_secs(2),
+        http: config::HttpVersion::Http1,
+        tls: config::UpstreamTls::default(),
         health: None,
     }
 }

@@ -36,6 +36,8 @@ fn every_documented_key_is_one_that_is_read() {
         "token_file",
         "listen",
         "certificates",
+        "certificate",
+        "roots",
         "hsts",
         "url",
         "url_file",
@@ -194,8 +196,8 @@ const MISTAKES: &[(&str, &str)] = &[
         "2:10: server.prefix: this must not be the root: every path would be waitgate's own",
     ),
     (
-        "[server]\nfallback = \"https://shop\"",
-        "2:12: server.fallback: `https://shop` must start with http://",
+        "[server]\nfallback = \"ftp://shop\"",
+        "2:12: server.fallback: `ftp://shop` must start with http:// or https://",
     ),
     (
         "[server]\nfallback = \"http://shop/app\"",

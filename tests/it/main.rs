@@ -15,5 +15,6 @@ mod harness;
 mod house;
 mod model;
 mod ops;
+mod papers;
 mod path;
 mod scripts;

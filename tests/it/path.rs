@@ -14,6 +14,8 @@ mod tls;
 mod token;
 mod upgrade;
 mod upstream;
+mod upstream_h2;
+mod upstream_tls;
 mod upstreams;
 mod wait;
 mod waiting;

@@ -8,13 +8,11 @@ use std::time::Duration;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::{CertificateParams, KeyPair};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme, SupportedProtocolVersion, version};
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -26,41 +24,11 @@ use waitgate::server::{ConnectionLimits, ListenerSettings, Live, Peer, Scheme, S
 
 use crate::backend::{Front, Wire, limits, nothing, soon};
 use crate::gateway::{LINE, Site};
+use crate::papers::Papers;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 
-/// Certificates in a folder, as a file of settings names them.
-struct Papers {
-    folder: TempDir,
-}
-
 impl Papers {
-    fn new() -> Self {
-        Self {
-            folder: tempfile::Builder::new().prefix("papers").tempdir().unwrap(),
-        }
-    }
-
-    /// Makes a certificate for these names, with its key, in files that begin so. Answers it in binary.
-    fn issue(&self, file: &str, names: &[&str]) -> Vec<u8> {
-        self.issue_that(file, names, |_| ())
-    }
-
-    fn issue_that(&self, file: &str, names: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let mut params = CertificateParams::new(names).unwrap();
-        change(&mut params);
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.self_signed(&key).unwrap();
-        std::fs::write(self.path(&format!("{file}.pem")), certificate.pem()).unwrap();
-        std::fs::write(self.path(&format!("{file}.key")), key.serialize_pem()).unwrap();
-        certificate.der().to_vec()
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.folder.path().join(name)
-    }
-
     /// The settings of `[tls]` with these certificates, and these keys besides, a line each.
     fn lines(&self, files: &[&str], more: &str) -> String {
         let folder = self.folder.path().display();
