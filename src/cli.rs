@@ -1,4 +1,4 @@
-//! What can be typed: `waitgate serve`, `check`, `demo`, `room`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
+//! What can be typed: `waitgate serve`, `check`, `demo`, `room`, `backends`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
 //!
 //! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
 //! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
@@ -50,6 +50,8 @@ enum Command {
     Demo(DemoOptions),
     /// Look at rooms and change them while people wait
     Room(RoomCommand),
+    /// Look at the backends: who is up, and how busy
+    Backends(Reach),
     /// Let a running gateway read its configuration again; all of it is put in force, or nothing
     Reload(Reach),
     /// Change the keys that sign tickets and admissions, without a lost place
@@ -96,6 +98,7 @@ enum Kind {
     Serve(Box<Config>, Outside),
     Demo(DemoOptions),
     Room(RoomCommand),
+    Backends(Reach),
     Reload(Reach),
     Crowd(CrowdOptions),
     Shop(ShopOptions),
@@ -135,6 +138,7 @@ impl Cli {
                 Kind::Shop(options)
             }
             Command::Room(command) => Kind::Room(command),
+            Command::Backends(reach) => Kind::Backends(reach),
             Command::Reload(reach) => Kind::Reload(reach),
             Command::Keys(command) => return Err(rotate(&command.verb)),
         };
@@ -148,7 +152,7 @@ impl Work {
     pub fn workers(&self) -> Option<usize> {
         match &self.0 {
             Kind::Serve(..) => Some(1),
-            Kind::Room(_) | Kind::Reload(_) => Some(1),
+            Kind::Room(_) | Kind::Backends(_) | Kind::Reload(_) => Some(1),
             Kind::Demo(_) | Kind::Crowd(_) | Kind::Shop(_) => None,
         }
     }
@@ -176,17 +180,19 @@ impl Work {
                 Err(fault) => complain(BROKE, &fault.to_string()),
             },
             Kind::Demo(options) => demo::run(options).await,
-            Kind::Room(command) => match client::run(command).await {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(sentence) => complain(BROKE, &sentence),
-            },
-            Kind::Reload(reach) => match client::reload(&reach).await {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(sentence) => complain(BROKE, &sentence),
-            },
+            Kind::Room(command) => end(client::run(command).await),
+            Kind::Backends(reach) => end(client::backends(&reach).await),
+            Kind::Reload(reach) => end(client::reload(&reach).await),
             Kind::Crowd(options) => crowd::run(options).await,
             Kind::Shop(options) => shop::run(options).await,
         }
+    }
+}
+
+fn end(outcome: Result<(), String>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => complain(BROKE, &sentence),
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `GET /metrics` | Prometheus' text format |
 //! | `GET /v1/config` | `{"mark", "loaded_at_ms"}`: the mark is the same on every gateway with the same settings |
 //! | `POST /v1/reload` | reads the settings' file again: `{"changed", "without_effect", "mark"}`, or 422 `bad_settings`, `restart_needed`, `unusable_settings` |
+//! | `GET /v1/backends` | `{"backends": [backend…]}`: [`BackendNow`](crate::upstream::BackendNow) each |
 //! | `GET /v1/rooms` | `{"rooms": [room…], "not_ready": [id…]}` |
 //! | `GET /v1/rooms/{id}` | the room: [`RoomNow`] |
 //! | `PATCH /v1/rooms/{id}` | changes `rate cap stock paused message opens_at closes_at`, whichever the JSON body names, all or nothing; answers the room after |
@@ -42,7 +43,9 @@ use crate::response::problem::Problem;
 use crate::store::scripts::{Settled, Shown, Terms, Tuned, Verdict};
 use crate::store::{RoomStore, Store};
 use crate::telemetry::{METRICS_TYPE, Metrics};
+use crate::upstream::{BackendNow, Upstreams};
 
+mod backends;
 mod body;
 mod change;
 pub mod client;
@@ -50,6 +53,7 @@ mod door;
 mod reload;
 mod shown;
 
+use backends::BackendsNow;
 use door::{Door, Operation};
 pub use reload::{ConfigNow, Refused, ReloadAsk, Reloaded};
 pub use shown::{ReservationNow, RoomNow, RoomsNow, State, StockNow};
@@ -63,6 +67,7 @@ pub struct Ops {
     rooms: ArcSwap<Vec<OpsRoom>>,
     config: ArcSwap<ConfigNow>,
     asks: Option<mpsc::Sender<ReloadAsk>>,
+    backends: Option<Upstreams>,
     store: Store,
     metrics: Arc<Metrics>,
     door: Door,
@@ -87,6 +92,7 @@ enum Route<'a> {
     Ready,
     Metrics,
     Config,
+    Backends,
     Reload,
     Rooms,
     Room(&'a str),
@@ -102,6 +108,7 @@ impl<'a> Route<'a> {
             ["readyz"] => Self::Ready,
             ["metrics"] => Self::Metrics,
             ["v1", "config"] => Self::Config,
+            ["v1", "backends"] => Self::Backends,
             ["v1", "reload"] => Self::Reload,
             ["v1", "rooms"] => Self::Rooms,
             ["v1", "rooms", room] => Self::Room(room),
@@ -115,7 +122,7 @@ impl<'a> Route<'a> {
     /// The methods it has, for `Allow`.
     fn methods(self) -> &'static str {
         match self {
-            Self::Health | Self::Ready | Self::Metrics | Self::Config | Self::Rooms | Self::Reservation(..) => "GET, HEAD",
+            Self::Health | Self::Ready | Self::Metrics | Self::Config | Self::Backends | Self::Rooms | Self::Reservation(..) => "GET, HEAD",
             Self::Room(_) => "GET, HEAD, PATCH",
             Self::Settle(..) | Self::Reload => "POST",
         }
@@ -130,11 +137,23 @@ impl Ops {
             rooms: ArcSwap::from_pointee(rooms),
             config: ArcSwap::default(),
             asks: None,
+            backends: None,
             store,
             metrics,
             door: Door::new(settings),
             draining,
         }
+    }
+
+    /// Lets operators see the backends.
+    #[must_use]
+    pub fn showing(mut self, backends: Upstreams) -> Self {
+        self.backends = Some(backends);
+        self
+    }
+
+    fn backends(&self) -> Vec<BackendNow> {
+        self.backends.as_ref().map(Upstreams::now).unwrap_or_default()
     }
 
     /// Lets operators ask for a reload here.
@@ -187,6 +206,7 @@ impl Ops {
             (&Method::GET, Route::Ready) => Ok(self.ready()),
             (&Method::GET, Route::Metrics) => Ok(self.scrape().await),
             (&Method::GET, Route::Config) => Ok(answer(StatusCode::OK, &**self.config.load())),
+            (&Method::GET, Route::Backends) => Ok(answer(StatusCode::OK, &BackendsNow { backends: self.backends() })),
             (&Method::POST, Route::Reload) => {
                 let operation = self.door.operation(&parts.headers)?;
                 body::nothing(&body::read(&parts, body).await?)?;
@@ -240,7 +260,7 @@ impl Ops {
         answer(status, &json!({ "ready": reasons.is_empty(), "reasons": reasons }))
     }
 
-    /// All metrics: those of the process, and those of the rooms as the store has them now.
+    /// All metrics: those of the process, those of the rooms as the store has them now, and those of the backends.
     async fn scrape(&self) -> Response<Body> {
         let known = self.rooms.load_full();
         let rooms = join_all(known.iter().map(|room| async { (room.id.as_str(), room.store.show().await) })).await;
@@ -255,6 +275,7 @@ impl Ops {
         }
         let mut written = self.metrics.encode();
         written.push_str(&shown::metrics(&shown));
+        written.push_str(&backends::metrics(&self.backends()));
         text(StatusCode::OK, METRICS_TYPE, written)
     }
 

@@ -177,7 +177,7 @@ impl Serving {
         let (asks, asked) = mpsc::channel(reload::MAX_WAITING);
         let metrics = Arc::clone(&house.metrics);
         let ops = Ops::new(&config.ops, store.clone(), metrics, stop.draining.clone(), plan.ops_rooms());
-        let ops = Arc::new(ops.reloaded_by(asks));
+        let ops = Arc::new(ops.reloaded_by(asks).showing((*upstreams).clone()));
         let loaded_at_ms = clock.now_ms();
         let mark = config::mark(&config);
         house.metrics.config_loaded(&mark, loaded_at_ms);

@@ -37,6 +37,7 @@ mod pool;
 mod shared;
 mod upgrade;
 
+pub use backend::BackendNow;
 use backend::{Backend, Need, Seat};
 use body::{Inbound, Outbound, Progress, Source};
 use carrier::Carrier;
@@ -58,6 +59,12 @@ pub struct Upstreams {
 
 /// Backends by origin, for as long as somebody leads to them.
 type Known = Arc<Mutex<HashMap<Uri, Weak<Backend>>>>;
+
+impl std::fmt::Debug for Upstreams {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_list().entries(self.now()).finish()
+    }
+}
 
 /// Where a request goes, on whose behalf, and what is put on it.
 #[derive(Debug)]
@@ -120,6 +127,17 @@ impl Upstreams {
             })
         };
         Group::new(origins.iter().map(backend).collect())
+    }
+
+    /// How all backends are at this moment, by their origins.
+    #[must_use]
+    pub fn now(&self) -> Vec<BackendNow> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let backends: Vec<_> = known.values().filter_map(Weak::upgrade).collect();
+        drop(known);
+        let mut now: Vec<_> = backends.iter().map(|backend| backend.now()).collect();
+        now.sort_by(|one, other| one.origin.cmp(&other.origin));
+        now
     }
 
     /// Sends a request to its backend and answers the backend's head; the body follows as it comes. `request.extensions()` carries hyper's

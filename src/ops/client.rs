@@ -1,4 +1,4 @@
-//! `waitgate room …`: the operators' API from a terminal.
+//! `waitgate room …`, `waitgate backends`, `waitgate reload`: the operators' API from a terminal.
 //!
 //! `command` is what can be typed, `ask` carries a request, `table` prints what came back. Nothing is decided here: the listener checks.
 
@@ -8,6 +8,7 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::ops::backends::BackendsNow;
 use crate::ops::reload::Reloaded;
 use crate::ops::shown::{ReservationNow, RoomNow, RoomsNow};
 
@@ -34,6 +35,19 @@ pub async fn run(command: RoomCommand) -> Result<(), String> {
         }
     };
     print(&printed)
+}
+
+/// Prints how the backends are.
+///
+/// # Errors
+///
+/// The listener cannot be reached, or refused; nothing has been printed then.
+pub async fn backends(reach: &Reach) -> Result<(), String> {
+    let asked = Line::new(reach)?.ask(Method::GET, "/v1/backends", None).await?;
+    if reach.json {
+        return print(&asked.text);
+    }
+    print(&table::backends(&read::<BackendsNow>(&asked)?.backends))
 }
 
 /// Lets the gateway read its settings again, and prints what changed.

@@ -34,6 +34,27 @@ pub(super) struct Backend {
     settings: Arc<ArcSwap<config::Upstream>>,
 }
 
+/// How a backend is at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct BackendNow {
+    /// `http://host:port` or `https://host:port`, as it was written.
+    pub origin: String,
+    /// It is not left alone: neither for its failures nor for what it said when it was asked.
+    pub up: bool,
+    /// Requests in flight.
+    pub in_flight: u64,
+    /// Requests in flight at most.
+    pub in_flight_limit: u64,
+    /// Connections that are open, in use or not.
+    pub connections: u64,
+    /// Connections that were opened so far.
+    pub connections_opened: u64,
+    /// What failed by its fault so far.
+    pub failures: u64,
+    /// How often it was left alone so far.
+    pub rests: u64,
+}
+
 /// What a request needs of its connection.
 #[derive(Clone, Copy)]
 pub(super) struct Need {
@@ -106,6 +127,21 @@ impl Backend {
                 ?rest,
                 "a backend fails, and is left alone while there are others"
             );
+        }
+    }
+
+    pub(super) fn now(&self) -> BackendNow {
+        let (connections, connections_opened) = self.pool.counts();
+        let (failures, rests) = self.condition.counts();
+        BackendNow {
+            origin: format!("{}://{}", self.scheme, self.authority),
+            up: self.is_well(),
+            in_flight: self.in_flight() as u64,
+            in_flight_limit: self.settings.load().max_in_flight as u64,
+            connections,
+            connections_opened,
+            failures,
+            rests,
         }
     }
 

@@ -32,6 +32,9 @@ pub(super) struct Condition {
     /// Until when it is left alone, ms since `born`.
     until_ms: AtomicU64,
     down: AtomicBool,
+    /// Failures and rests so far.
+    failed_total: AtomicU64,
+    rested_total: AtomicU64,
 }
 
 impl Condition {
@@ -42,6 +45,8 @@ impl Condition {
             rests: AtomicU32::new(0),
             until_ms: AtomicU64::new(0),
             down: AtomicBool::new(false),
+            failed_total: AtomicU64::new(0),
+            rested_total: AtomicU64::new(0),
         }
     }
 
@@ -51,6 +56,11 @@ impl Condition {
 
     pub(super) fn rests_until_ms(&self) -> u64 {
         self.until_ms.load(Relaxed)
+    }
+
+    /// Failures and rests so far.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.failed_total.load(Relaxed), self.rested_total.load(Relaxed))
     }
 
     /// It answered.
@@ -64,11 +74,13 @@ impl Condition {
 
     /// It did not. Answers for how long it is left alone, if it is.
     pub(super) fn failed(&self, settings: &config::Upstream) -> Option<Duration> {
+        self.failed_total.fetch_add(1, Relaxed);
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         if failures < settings.max_failures {
             return None;
         }
         self.failures.store(0, Relaxed);
+        self.rested_total.fetch_add(1, Relaxed);
         let doublings = self.rests.fetch_add(1, Relaxed).min(MAX_DOUBLINGS);
         let longest = settings.rest.saturating_mul(1 << doublings).min(config::Upstream::MAX_REST);
         let rest = longest.mul_f64(0.75 + fastrand::f64() / 4.0);

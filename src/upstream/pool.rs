@@ -115,6 +115,11 @@ impl Pool {
         Ok(open)
     }
 
+    /// Connections open now, and opened so far.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.counts.open.load(Relaxed) as u64, self.counts.opened.load(Relaxed))
+    }
+
     /// A connection has been opened.
     pub(super) fn note_opened(&self) {
         self.counts.opened.fetch_add(1, Relaxed);

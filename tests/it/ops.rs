@@ -23,6 +23,7 @@ use waitgate::telemetry::Metrics;
 
 use crate::harness::{NOON, TERMS, World, seed, stocked, within};
 
+mod backends;
 mod reload;
 mod terminal;
 

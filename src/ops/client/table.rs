@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::ops::shown::{ReservationNow, RoomNow, RoomsNow};
+use crate::upstream::BackendNow;
 
 /// All rooms, one line each.
 pub(super) fn rooms(now: &RoomsNow) -> String {
@@ -39,10 +40,40 @@ pub(super) fn rooms(now: &RoomsNow) -> String {
     columns(&lines)
 }
 
+/// All backends, one line each.
+pub(super) fn backends(now: &[BackendNow]) -> String {
+    let mut lines = vec![
+        [
+            "BACKEND",
+            "STATE",
+            "IN FLIGHT",
+            "AT MOST",
+            "CONNECTIONS",
+            "OPENED",
+            "FAILURES",
+            "RESTS",
+        ]
+        .map(str::to_owned),
+    ];
+    lines.extend(now.iter().map(|backend| {
+        [
+            backend.origin.clone(),
+            if backend.up { "up" } else { "left alone" }.to_owned(),
+            backend.in_flight.to_string(),
+            backend.in_flight_limit.to_string(),
+            backend.connections.to_string(),
+            backend.connections_opened.to_string(),
+            backend.failures.to_string(),
+            backend.rests.to_string(),
+        ]
+    }));
+    columns(&lines)
+}
+
 /// Lines under each other: two columns of words, then numbers to the right.
-fn columns(lines: &[[String; 10]]) -> String {
+fn columns<const N: usize>(lines: &[[String; N]]) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..10).map(width).collect();
+    let widths: Vec<usize> = (0..N).map(width).collect();
     let mut text = String::new();
     for line in lines {
         let mut row = String::new();
