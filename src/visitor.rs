@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use http::HeaderMap;
 use http::header::{COOKIE, FORWARDED, HeaderName};
 use ipnet::IpNet;
+use memchr::memchr;
 
 use crate::config;
 
@@ -136,18 +137,30 @@ fn read_forwarded(element: &str) -> Option<IpAddr> {
     read_address(pair.trim_matches('"'))
 }
 
-/// The values of all cookies of this name, first come first, a few at most: a stale one of another path must not hide a good one.
+/// The values of all cookies of this name, first come first, a few at most: a stale one of another path must not hide a good one. What other
+/// cookies are made of does not matter: a shop's may be anything.
 pub fn cookies<'h>(headers: &'h HeaderMap, name: &'h str) -> impl Iterator<Item = &'h str> {
     headers
         .get_all(COOKIE)
         .iter()
-        .filter_map(|line| line.to_str().ok())
-        .flat_map(|line| line.split(';'))
-        .filter_map(move |pair| {
-            let (found, value) = pair.trim().split_once('=')?;
-            (found == name).then_some(value.trim_matches('"'))
+        .flat_map(|line| crumbs(line.as_bytes()))
+        .filter_map(move |crumb| {
+            let value = crumb.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(std::str::from_utf8(value).ok()?.trim_matches('"'))
         })
         .take(MAX_SAME_COOKIES)
+}
+
+/// The cookies of one line, `name=value` each.
+pub fn crumbs(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let line = rest?;
+        let end = memchr(b';', line);
+        rest = end.map(|end| &line[end + 1..]);
+        Some(line[..end.unwrap_or(line.len())].trim_ascii())
+    })
+    .filter(|crumb| !crumb.is_empty())
 }
 
 #[cfg(test)]
@@ -239,6 +252,15 @@ mod tests {
         assert_eq!(found(&none, "::ffff:1.2.3.4", &[]), "1.2.3.4");
         assert_eq!(network("2001:db8::1".parse().unwrap(), 0).to_string(), "::");
         assert_eq!(network("2001:db8::1".parse().unwrap(), 128).to_string(), "2001:db8::1");
+    }
+
+    /// CASE 26: whatever a shop puts into its own cookies, ours beside them are read.
+    #[test]
+    fn other_cookies_may_be_anything() {
+        let mut headers = HeaderMap::new();
+        let line = http::HeaderValue::from_bytes("shop=\u{e9}t\u{e9};; =; x ; q=\"new\" ;q=\u{e9}".as_bytes()).unwrap();
+        headers.insert("cookie", line);
+        assert_eq!(cookies(&headers, "q").collect::<Vec<_>>(), ["new", "\u{e9}"]);
     }
 
     /// CASE 25: two cookies of one name, both are seen, in order.

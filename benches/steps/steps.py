@@ -98,7 +98,7 @@ def per_request(name, command_for, ready, show=False):
         growth = {thread: many[thread][0] - few.get(thread, (0,))[0] for thread in many}
         serving = max(growth, key=growth.get)
         if show:
-            subprocess.run(["callgrind_annotate", "--auto=no", *show, "--threshold=96", str(many[serving][1])], check=False)
+            subprocess.run(["callgrind_annotate", "--auto=no", "--threshold=96", str(many[serving][1])], check=False)
     instructions = growth[serving] / (MANY - FEW)
     print(f"{name:24} {instructions:8.0f} instructions a request", flush=True)
     return instructions

@@ -10,8 +10,10 @@ use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
+use memchr::memchr;
 
 use super::Outgoing;
+use crate::visitor::crumbs;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -117,7 +119,7 @@ fn is_hop(name: &str) -> bool {
 }
 
 fn is_forged(name: &str, trusted_peer: bool) -> bool {
-    if name.contains('_') {
+    if memchr(b'_', name.as_bytes()).is_some() {
         // Always, from a trusted proxy too: it writes the right name, and an underscore twin came through it from the client.
         let twin = name.replace('_', "-");
         let framing = matches!(twin.as_str(), "content-length" | "transfer-encoding");
@@ -157,10 +159,7 @@ fn strip_cookies(headers: &mut HeaderMap, prefixes: &[String]) {
 }
 
 fn cookies(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
-    line.as_bytes()
-        .split(|byte| *byte == b';')
-        .map(<[u8]>::trim_ascii)
-        .filter(|cookie| !cookie.is_empty())
+    crumbs(line.as_bytes())
 }
 
 /// One `Host`, as the client sent it; of an HTTP/2 request it is the authority.
