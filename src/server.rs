@@ -27,6 +27,7 @@ mod activity;
 mod answer;
 mod connection;
 pub mod files;
+mod frames;
 mod head;
 pub mod proxy_protocol;
 mod redirect;

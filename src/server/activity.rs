@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::frames::Ledger;
 use crate::clock::millis;
 
 /// Shared by a connection's socket, its requests and the loop that watches over it.
@@ -26,6 +27,8 @@ pub(super) struct Activity {
     /// A request was answered before its body had been read.
     unread: AtomicBool,
     upgraded: AtomicBool,
+    /// In HTTP/2: frames that ask for nothing, and what they are paid with.
+    pub(super) ledger: Ledger,
 }
 
 /// A request being answered.
@@ -52,6 +55,7 @@ impl Activity {
             served: AtomicBool::new(false),
             unread: AtomicBool::new(false),
             upgraded: AtomicBool::new(false),
+            ledger: Ledger::default(),
         })
     }
 
@@ -104,6 +108,11 @@ impl Activity {
         self.upgraded.load(Relaxed)
     }
 
+    /// Whether the client has sent far more frames than it had any use for.
+    pub(super) fn is_in_debt(&self) -> bool {
+        self.ledger.is_in_debt(|| self.born.elapsed())
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         self.busy.load(Relaxed) > 0
     }
@@ -128,6 +137,13 @@ impl Activity {
         }
         let idle = after(self.last_ms.load(Relaxed), patience.idle);
         Some(if head_ms > 0 { after(head_ms - 1, patience.head) } else { idle })
+    }
+}
+
+impl Busy {
+    /// A piece of the answer is on its way.
+    pub(super) fn answered(&self, length: usize) {
+        self.0.ledger.answered(length);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The body of an answer while a connection sends it: keeps the connection busy, and on HTTP/2 lets go of a stream that is not read.
 //!
 //! A client that stops reading one stream stops hyper from asking for more of its body, and no time limit inside the body can ever fire. The
-//! connection's watch looks at its streams instead, and drops what has been waiting too long: with it goes the turn at the backend.
+//! connection's watch looks at its streams instead, and drops what has been waiting too long: with it goes the turn at the backend, and the
+//! stream itself, which the client is told.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,12 +11,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::AbortHandle;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::activity::Busy;
 use crate::body::{Body, BodyError};
 use crate::clock::millis;
+
+tokio::task_local! {
+    /// Ends the task in which hyper answers a request of HTTP/2, and its stream with it. Set in that task.
+    pub(super) static STREAM: AbortHandle;
+}
 
 /// An answer's body.
 pub(super) enum Answer {
@@ -28,6 +35,8 @@ pub(super) enum Answer {
 /// A body that can be taken away from the outside.
 pub(super) struct Stream {
     held: Mutex<Option<(Body, Busy)>>,
+    /// hyper does not ask a body for anything while its client reads nothing, so only ending its task ends the stream.
+    abort: Option<AbortHandle>,
     born: Instant,
     /// Since when hyper has not asked for more, ms since `born`, plus one; 0: it is asking, and the body has nothing.
     unread_ms: AtomicU64,
@@ -50,6 +59,7 @@ impl Streams {
     pub(super) fn watch(&self, body: Body, busy: Busy) -> Answer {
         let stream = Arc::new(Stream {
             held: Mutex::new(Some((body, busy))),
+            abort: STREAM.try_with(AbortHandle::clone).ok(),
             born: Instant::now(),
             unread_ms: AtomicU64::new(1),
         });
@@ -94,15 +104,21 @@ impl Stream {
         tracing::debug!("a stream that its client does not read was dropped");
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(held); // after the lock: a body's drop may do anything
+        if let Some(abort) = &self.abort {
+            abort.abort();
+        }
         Unread::Dropped
     }
 
     fn poll_frame(&self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((body, _)) = held.as_mut() else {
+        let Some((body, busy)) = held.as_mut() else {
             return Poll::Ready(Some(Err("the client read too slowly".into())));
         };
         let frame = Pin::new(body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            busy.answered(frame.data_ref().map_or(0, Bytes::len));
+        }
         let since = if frame.is_ready() { self.now_ms() + 1 } else { 0 };
         self.unread_ms.store(since, Relaxed);
         frame

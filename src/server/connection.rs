@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::header::{CACHE_CONTROL, CONNECTION, STRICT_TRANSPORT_SECURITY};
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use futures_util::future::{AbortHandle, Abortable};
+use http::header::{CACHE_CONTROL, CONNECTION, COOKIE, STRICT_TRANSPORT_SECURITY};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{HttpService, service_fn};
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::activity::{Activity, Busy, Patience};
-use super::answer::{Answer, Streams};
+use super::answer::{Answer, STREAM, Streams};
 use super::proxy_protocol::{self, Said};
 use super::redirect;
 use super::slots::Slot;
@@ -54,7 +55,8 @@ where
     F::Output: Send + 'static,
 {
     fn execute(&self, task: F) {
-        self.0.spawn(task);
+        let (abort, registration) = AbortHandle::new_pair();
+        self.0.spawn(STREAM.scope(abort, Abortable::new(task, registration)));
     }
 }
 
@@ -311,7 +313,7 @@ where
     fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answered<H, F> {
         let busy = self.activity.begin();
         let http1 = request.version() < Version::HTTP_2;
-        let (going, upload) = if request.headers().len() > self.max_headers {
+        let (going, upload) = if request.headers().len() > self.max_headers && fields_of(request.headers()) > self.max_headers {
             (Going::TooManyHeaders, None)
         } else {
             let (request, upload) = intake::limit(request, self.upload);
@@ -385,6 +387,12 @@ where
             None => Poll::Pending, // polled again after its end: hyper does not
         }
     }
+}
+
+/// How many fields a head has. In HTTP/2 a browser sends each cookie as a field of its own, to be put together again: they are one.
+fn fields_of(headers: &HeaderMap) -> usize {
+    let crumbs = headers.get_all(COOKIE).iter().count();
+    headers.len() - crumbs.saturating_sub(1)
 }
 
 fn too_many_headers() -> Response<Body> {

@@ -17,12 +17,11 @@ use tokio::time::{Sleep, sleep};
 use tokio_rustls::server::TlsStream;
 
 use super::activity::Activity;
+use super::frames::{Frames, PREFACE};
 use super::head::{Heads, POISON};
 use super::slots::Slot;
 use crate::body::Pause;
 
-/// How every HTTP/2 connection begins.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes that are read before it is known what is spoken: most heads are shorter.
 const FIRST_READ: usize = 1024;
 /// How long unread bytes are thrown away before a socket is closed.
@@ -63,6 +62,7 @@ pub(super) struct Socket {
     line: Line,
     seen: Bytes,
     heads: Option<Heads>,
+    frames: Option<Frames>,
     activity: Arc<Activity>,
     stall_limit: Duration,
     stall: Pause,
@@ -89,6 +89,7 @@ impl Socket {
             line,
             seen: Bytes::new(),
             heads: None,
+            frames: None,
             activity,
             stall_limit,
             stall: Pause::new(),
@@ -121,9 +122,10 @@ impl Socket {
         }
     }
 
-    /// It is clear now. Heads of HTTP/1 are looked at before hyper reads them.
+    /// It is clear now. Heads of HTTP/1 are looked at before hyper reads them, and frames of HTTP/2 are counted.
     pub(super) fn speaks(&mut self, spoken: Spoken) {
         self.heads = (spoken == Spoken::Http1).then(Heads::new);
+        self.frames = (spoken == Spoken::Http2).then(Frames::new);
     }
 
     /// Whether nothing of the client's is left unread, and nothing is to be expected: then its socket is closed at once.
@@ -168,6 +170,19 @@ impl Socket {
         }
     }
 
+    /// Counts the frames among these bytes. An error: the client has sent far more of them than it had any use for.
+    fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(frames) = &mut self.frames else { return Ok(()) };
+        frames.follow(bytes, &self.activity.ledger);
+        if self.activity.is_in_debt() {
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "a flood of frames that ask for nothing",
+            ));
+        }
+        Ok(())
+    }
+
     /// Throws away what the client still sends, until it ends, or a limit does.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(closing) = &mut self.closing else {
@@ -198,13 +213,14 @@ impl AsyncRead for Socket {
             if !this.heads.as_ref().is_some_and(Heads::refused) {
                 this.look_over(buffer, before); // otherwise it is the rest of the poison
             }
-            return Poll::Ready(Ok(()));
+            return Poll::Ready(this.count(&buffer.filled()[before..]));
         }
         let before = buffer.filled().len();
         ready!(on!(&mut this.line, io => Pin::new(io).poll_read(context, buffer)))?;
         if buffer.filled().len() > before {
             this.activity.read();
             this.look_over(buffer, before);
+            this.count(&buffer.filled()[before..])?;
         } else if buffer.remaining() > 0 {
             this.ended = true;
         }

@@ -10,6 +10,7 @@ mod config;
 mod crew;
 mod demo;
 mod faults;
+mod frames;
 mod gateway;
 mod harness;
 mod house;

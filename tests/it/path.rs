@@ -2,6 +2,8 @@
 
 mod claim;
 mod corpus;
+mod h2_floods;
+mod h2_frames;
 mod headers;
 mod limit;
 mod login;
