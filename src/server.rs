@@ -46,6 +46,9 @@ pub use tls::warn_of_dates;
 const BACKLOG: i32 = 4096;
 /// How long the loop waits when the machine has no file descriptor left.
 const BACK_OFF: Duration = Duration::from_millis(100);
+/// Bytes of an answer that the kernel keeps for a client beyond what is under way to it. Without a limit it is megabytes for each that reads slowly.
+#[cfg(target_os = "linux")]
+const UNSENT: u32 = 128 * 1024;
 /// At most one log line of a kind in this time.
 const QUIET: Duration = Duration::from_secs(5);
 /// What may take its time after everything was cut.
@@ -117,7 +120,10 @@ fn open(address: SocketAddr, port: PortUse) -> io::Result<std::net::TcpListener>
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(DEAD_PEER).with_interval(Duration::from_secs(10)))?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(DEAD_PEER * 2))?;
+    {
+        socket.set_tcp_user_timeout(Some(DEAD_PEER * 2))?;
+        socket.set_tcp_notsent_lowat(UNSENT)?;
+    }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;

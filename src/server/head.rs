@@ -64,6 +64,11 @@ impl Heads {
         self.part == Part::Refused
     }
 
+    /// Whether the last byte was the end of a request, or nothing has come yet.
+    pub(super) fn at_rest(&self) -> bool {
+        self.part == Part::First && self.line_length == 0
+    }
+
     /// How many of these bytes may be passed on. If that is not all, the next one is refused, and so is everything after it.
     pub(super) fn pass(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
@@ -131,7 +132,9 @@ impl Socket {
     /// Whether nothing of the client's is left unread, and nothing is to be expected: then its socket is closed at once.
     fn poll_has_said_all(&mut self, context: &mut Context<'_>) -> bool {
         let Line::Plain(io) = &mut self.line else { return false };
-        if self.activity.is_upgraded() || self.activity.may_go_on() {
+        // A head that was refused, or is too large, may have come while the request before it was being answered.
+        let in_mid_sentence = self.heads.as_ref().is_some_and(|heads| !heads.at_rest());
+        if self.activity.is_upgraded() || self.activity.may_go_on() || in_mid_sentence {
             return false;
         }
         let mut scratch = [0; 1];
@@ -146,6 +149,8 @@ impl Socket {
             return outcome;
         }
         ready!(self.stall.poll_over(context, self.stall_limit));
+        // What it has not read is thrown away: otherwise the kernel would keep that for it long after this socket is closed.
+        let _ = SockRef::from(&*self.line.below()).set_linger(Some(Duration::ZERO));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 

@@ -10,6 +10,7 @@ mod login;
 mod proxy_protocol;
 mod room;
 mod server;
+mod slow;
 mod sold_out;
 mod strict;
 mod tls;

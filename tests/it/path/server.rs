@@ -337,6 +337,37 @@ async fn an_upload_that_is_refused_at_once_reads_its_refusal() {
     assert_eq!(backend.connections(), 0);
 }
 
+/// Whoever is refused in the middle of saying something may go on, and reads why: a head that is odd or too large, as the first on its connection, or
+/// right behind one that is being answered. A socket closed at once would answer the next bytes with a reset, and the refusal be lost.
+#[tokio::test]
+async fn a_refusal_is_read_by_who_goes_on_sending() {
+    let front = saying_ok(limits()).await;
+    let large = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}", "v".repeat(17 << 10));
+    for (odd, status) in [("GET /#b HTTP/1.1\r\nHost: a\r\n\r\n", 400), (large.as_str(), 431)] {
+        for before in ["", GET] {
+            let mut client = front.client().await;
+            client.send(format!("{before}{odd}")).await;
+            let (refusal, mut here) = (format!("HTTP/1.1 {status} "), vec![0; 4096]);
+            let refused = async {
+                loop {
+                    let length = client.stream.peek(&mut here).await.unwrap();
+                    if String::from_utf8_lossy(&here[..length]).contains(&refusal) {
+                        return;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            soon(refused).await;
+            let sent = soon(tokio::io::AsyncWriteExt::write_all(&mut client.stream, &vec![b'x'; 8 << 20])).await;
+            assert!(sent.is_ok(), "{status} behind {before:?}: {sent:?}");
+            if !before.is_empty() {
+                assert_eq!(client.answer().await.expect("the answer").status(), 200);
+            }
+            assert_eq!(client.answer().await.expect("the refusal").status(), status);
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_client_that_never_reads_is_dropped() {
     let mut limits = limits();

@@ -30,7 +30,7 @@ const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 
 impl Papers {
     /// The settings of `[tls]` with these certificates, and these keys besides, a line each.
-    fn lines(&self, files: &[&str], more: &str) -> String {
+    pub(super) fn lines(&self, files: &[&str], more: &str) -> String {
         let folder = self.folder.path().display();
         let item = |file: &&str| format!("{{ chain = \"{folder}/{file}.pem\", key = \"{folder}/{file}.key\" }}");
         let items: Vec<_> = files.iter().map(item).collect();
@@ -98,7 +98,7 @@ impl ServerCertVerifier for Believing {
 }
 
 /// A client of HTTPS: the versions it speaks, and what it offers to speak on top.
-fn client(versions: &[&'static SupportedProtocolVersion], offers: &[&str]) -> Arc<ClientConfig> {
+pub(super) fn client(versions: &[&'static SupportedProtocolVersion], offers: &[&str]) -> Arc<ClientConfig> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let schemes = provider.signature_verification_algorithms.supported_schemes();
     let mut client = ClientConfig::builder_with_provider(provider)
@@ -111,10 +111,10 @@ fn client(versions: &[&'static SupportedProtocolVersion], offers: &[&str]) -> Ar
     Arc::new(client)
 }
 
-const NEW: &[&SupportedProtocolVersion] = &[&version::TLS13];
+pub(super) const NEW: &[&SupportedProtocolVersion] = &[&version::TLS13];
 const OLD: &[&SupportedProtocolVersion] = &[&version::TLS12];
 
-async fn connect(client: &Arc<ClientConfig>, to: SocketAddr, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
+pub(super) async fn connect(client: &Arc<ClientConfig>, to: SocketAddr, name: &str) -> std::io::Result<TlsStream<TcpStream>> {
     let io = TcpStream::connect(to).await?;
     let name = ServerName::try_from(name.to_owned()).unwrap();
     soon(TlsConnector::from(Arc::clone(client)).connect(name, io)).await
