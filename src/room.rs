@@ -3,6 +3,7 @@
 //! A room's live state is a copy of what the store last said. One task per room writes it (`admission`), every request reads it; to read it
 //! costs a pointer and asks nobody.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,8 +32,31 @@ pub struct Room {
     frontier: AtomicU64,
     /// The epoch that the frontier is of. Held while the frontier is written.
     frontier_epoch: Mutex<Epoch>,
-    /// The store's clock less ours.
-    skew_ms: AtomicI64,
+    skew: Skew,
+}
+
+/// The store's clock less ours. An answer that is late makes it look smaller than it is, so the largest of the last few counts.
+#[derive(Debug, Default)]
+struct Skew {
+    best_ms: AtomicI64,
+    last: Mutex<VecDeque<i64>>,
+}
+
+impl Skew {
+    /// As many as a few seconds bring.
+    const LAST: usize = 8;
+    /// A difference that no answer is late by: a clock was set.
+    const STEP_MS: u64 = 1000;
+
+    fn learn(&self, ms: i64) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if ms.abs_diff(self.best_ms.load(Relaxed)) >= Self::STEP_MS {
+            last.clear();
+        }
+        last.truncate(Self::LAST - 1);
+        last.push_front(ms);
+        self.best_ms.store(last.iter().copied().max().unwrap_or(ms), Relaxed);
+    }
 }
 
 /// How a room is now, as far as this gateway knows.
@@ -80,7 +104,7 @@ impl Room {
             live: ArcSwap::default(),
             frontier: AtomicU64::new(0),
             frontier_epoch: Mutex::new(0),
-            skew_ms: AtomicI64::new(0),
+            skew: Skew::default(),
         }
     }
 
@@ -119,7 +143,7 @@ impl Room {
     /// The store's clock read `store_ms` just now.
     pub fn learn_time(&self, store_ms: UnixMs) {
         let skew = i128::from(store_ms) - i128::from(self.clock.now_ms());
-        self.skew_ms.store(i64::try_from(skew).unwrap_or(0), Relaxed);
+        self.skew.learn(i64::try_from(skew).unwrap_or(0));
     }
 
     /// Whether the store can be reached, and whether a newcomer could be admitted at once.
@@ -155,7 +179,7 @@ impl Room {
     /// The time by the store's clock: what tickets, turns and admissions are measured by.
     #[must_use]
     pub fn now_ms(&self) -> UnixMs {
-        self.clock.now_ms().saturating_add_signed(self.skew_ms.load(Relaxed))
+        self.clock.now_ms().saturating_add_signed(self.skew.best_ms.load(Relaxed))
     }
 
     /// What the door does now.
@@ -261,6 +285,20 @@ mod tests {
             store_up: true,
             at_once: false,
         }
+    }
+
+    /// An answer that is late does not make the store's clock go back; a clock that was set is followed, either way.
+    #[test]
+    fn late_answers_do_not_turn_the_clock_back() {
+        let skew = Skew::default();
+        let now = |learned: &[i64]| {
+            learned.iter().for_each(|ms| skew.learn(*ms));
+            skew.best_ms.load(Relaxed)
+        };
+        assert_eq!(now(&[-3, -1, -40, -2, -300]), -1);
+        assert_eq!(now(&[-20; Skew::LAST]), -20, "it drifts");
+        assert_eq!(now(&[5_000]), 5_000);
+        assert_eq!(now(&[-5_000]), -5_000);
     }
 
     /// CASE 106: a line that begins anew has a frontier of its own, and news of the old line change nothing any more.

@@ -140,27 +140,28 @@ impl Upstreams {
         now
     }
 
-    /// Sends a request to its backend and answers the backend's head; the body follows as it comes. `request.extensions()` carries hyper's
-    /// `OnUpgrade` for a WebSocket. Dropping the future gives the request up and closes its connection.
+    /// Sends a request to its backend and answers the backend's head; the body follows as it comes. `head.extensions` carries hyper's `OnUpgrade`
+    /// for a WebSocket; the head is used up. Dropping the future gives the request up and closes its connection.
     ///
     /// # Errors
     ///
     /// [`Fault::Upstream`] says what the backend did and [`Fault::may_have_run`] whether the request may have run; [`Fault::Client`] what the
     /// client did while sending its body.
-    pub async fn forward(&self, outgoing: Outgoing<'_>, request: Request<Body>) -> Result<Response<Body>, Fault> {
-        let seat = outgoing.to.seat(None).await?;
-        let (mut parts, body) = request.into_parts();
-        let client = upgrade::asked(&mut parts);
+    pub async fn forward(&self, outgoing: &Outgoing<'_>, head: &mut Parts, body: Body) -> Result<Response<Body>, Fault> {
+        let seat = match outgoing.to.seat_now() {
+            Some(seat) => seat,
+            None => Box::pin(outgoing.to.seat(None)).await?,
+        };
+        let client = upgrade::asked(head);
         let sent = body.is_end_stream();
         let length = if sent { Some(0) } else { body.size_hint().exact() };
-        headers::outgoing(&mut parts, &outgoing, length, client.is_some());
-        aim(&mut parts, outgoing.path_and_query)?;
-        parts.version = Version::HTTP_11;
-        parts.extensions = Extensions::new();
+        headers::outgoing(head, outgoing, length, client.is_some());
+        aim(head, outgoing.path_and_query.as_ref())?;
+        head.version = Version::HTTP_11;
+        head.extensions = Extensions::new();
 
         let progress = (!sent).then(Progress::new);
-        let safe = matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) && sent && client.is_none();
-        let request = Request::from_parts(parts, Outbound::new(body, progress.clone()));
+        let safe = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS) && sent && client.is_none();
         let way = Way {
             to: outgoing.to,
             need: Need {
@@ -169,7 +170,8 @@ impl Upstreams {
             },
             progress: progress.as_deref(),
         };
-        let (response, carrier, seat) = self.exchange(way, seat, request).await?;
+        let body = Outbound::new(body, progress.clone());
+        let (response, carrier, seat) = self.exchange(way, seat, head, body).await?;
         if let Some(log) = outgoing.served_by {
             let _once = log.set(seat.backend.authority().to_owned());
         }
@@ -177,11 +179,14 @@ impl Upstreams {
     }
 
     /// Up to the head of an answer, on whatever connection it takes, and at another backend where one cannot be reached or fails what may be repeated.
+    ///
+    /// The head stays where it is until it is sent: whatever is kept across a wait is kept for each request in flight, and copied more than once.
     async fn exchange(
         &self,
         way: Way<'_>,
         mut seat: Seat,
-        mut request: Request<Outbound>,
+        head: &mut Parts,
+        mut body: Outbound,
     ) -> Result<(Response<Incoming>, Carrier, Seat), Fault> {
         let Way { to, need, progress } = way;
         let settings = self.settings.load_full();
@@ -190,19 +195,19 @@ impl Upstreams {
             let resting = if fresh { None } else { seat.backend.resting(need) };
             let mut carrier = match resting {
                 Some(carrier) => carrier,
-                None => match seat.backend.connect(need).await {
+                None => match Box::pin(seat.backend.connect(need)).await {
                     Ok(carrier) => carrier,
                     Err(fault) => {
                         seat.backend.failed();
                         if moved || !to.has_another() {
                             return Err(UpstreamFault::Connect(fault).into());
                         }
-                        (seat, moved) = (to.seat(Some(&seat.backend)).await?, true); // nothing was sent
+                        (seat, moved) = (Box::pin(to.seat(Some(&seat.backend))).await?, true); // nothing was sent
                         continue;
                     }
                 },
             };
-            let copy = (!need.closely && carrier.served() && !fresh).then(|| copy(&request));
+            let copy = (!need.closely && carrier.served() && !fresh).then(|| copy(head));
             let began = Instant::now();
             if let Some(progress) = progress {
                 progress.touch(); // limits on the answer count from the connection
@@ -212,14 +217,15 @@ impl Upstreams {
                 Some(progress) => progress.next_look(&settings),
                 None => (Instant::now() < whole).then_some(whole),
             };
-            let fault = match carrier.exchange(request, seat.backend.asked(), look).await {
+            let fault = match carrier.exchange(take(head), body, seat.backend.asked(), look).await {
                 Ok(response) => {
                     seat.backend.condition.answered();
                     return Ok((response, carrier, seat));
                 }
                 Err(Failed::Unsent(back, fault)) if unsent < MAX_UNSENT => {
                     tracing::debug!(%fault, "a connection was closed before anything was sent on it");
-                    (request, unsent) = (*back, unsent + 1);
+                    (*head, body) = back.into_parts();
+                    unsent += 1;
                     fresh = unsent == MAX_UNSENT;
                     continue;
                 }
@@ -228,7 +234,7 @@ impl Upstreams {
             match (copy, fault) {
                 (Some(again), Broken { stale: true, .. }) => {
                     carrier.leave();
-                    (request, fresh) = (again, true);
+                    (*head, body, fresh) = (*again, Outbound::empty(), true);
                 }
                 (_, broken) => {
                     if matches!(broken.fault, Fault::Upstream(_)) {
@@ -299,13 +305,22 @@ async fn sweep(known: Weak<Mutex<HashMap<Uri, Weak<Backend>>>>, settings: Arc<Ar
     }
 }
 
-/// The same request once more; it has no body.
-fn copy(request: &Request<Outbound>) -> Request<Outbound> {
-    let mut copy = Request::new(Outbound::empty());
-    copy.method_mut().clone_from(request.method());
-    copy.uri_mut().clone_from(request.uri());
-    copy.headers_mut().clone_from(request.headers());
+/// The same head once more; it has no body.
+fn copy(head: &Parts) -> Box<Parts> {
+    let mut copy = Box::new(nothing());
+    copy.method.clone_from(&head.method);
+    copy.uri.clone_from(&head.uri);
+    copy.headers.clone_from(&head.headers);
     copy
+}
+
+fn take(head: &mut Parts) -> Parts {
+    std::mem::replace(head, nothing())
+}
+
+/// A head that says nothing.
+fn nothing() -> Parts {
+    Request::new(()).into_parts().0
 }
 
 /// How a request may go.
@@ -381,13 +396,14 @@ fn is_reset(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Makes the target what a backend wants: the path and query alone, byte for byte.
-fn aim(parts: &mut Parts, other: Option<PathAndQuery>) -> Result<(), Fault> {
+fn aim(parts: &mut Parts, other: Option<&PathAndQuery>) -> Result<(), Fault> {
     let whole = parts.uri.authority().is_some() || parts.uri.scheme().is_some();
     if other.is_none() && !whole && parts.uri.path_and_query().is_some() {
         return Ok(());
     }
     let target = other
-        .or_else(|| parts.uri.path_and_query().cloned())
+        .or(parts.uri.path_and_query())
+        .cloned()
         .unwrap_or_else(|| PathAndQuery::from_static("/"));
     let mut uri = http::uri::Parts::default();
     uri.path_and_query = Some(target);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, OnceLock};
 
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Response};
 
 use super::{Arrival, Gateway};
 use crate::access::trace;
@@ -55,12 +55,10 @@ impl Gateway {
             served_by: arrival.note.is_some().then_some(&served_by),
             path_and_query: None,
         };
-        let note = arrival.note;
+        let note = arrival.note.take();
         let began = note.is_some().then(Clock::instant);
-        let outcome = self
-            .upstreams
-            .forward(outgoing, Request::from_parts(arrival.head, arrival.body))
-            .await;
+        let body = std::mem::replace(&mut arrival.body, Body::empty());
+        let outcome = self.upstreams.forward(&outgoing, &mut arrival.head, body).await;
         if let (Some(note), Some(began)) = (note, began) {
             note.forwarded(served_by.get().map_or("", String::as_str), millis(began.elapsed()));
         }

@@ -149,11 +149,13 @@ where
     match spoken {
         Spoken::Http1 => {
             activity.is_http1();
-            let connection = shared.builders.http1.serve_connection(io, service).with_upgrades();
+            let connection = pin!(shared.builders.http1.serve_connection(io, service).with_upgrades());
             watch(connection, &shared, &activity, desk.streams.as_ref()).await;
         }
         Spoken::Http2 => {
-            let connection = shared.builders.http2.serve_connection(io, service);
+            // Boxed: most connections are not of this kind, which is twice as large.
+            let mut connection = Box::pin(shared.builders.http2.serve_connection(io, service));
+            let connection = connection.as_mut();
             watch(connection, &shared, &activity, desk.streams.as_ref()).await;
         }
     }
@@ -257,8 +259,7 @@ where
 }
 
 /// Drives a connection until it ends, its patience does, or the gateway stops.
-async fn watch<C: Closing>(connection: C, shared: &Shared, activity: &Activity, streams: Option<&Streams>) {
-    let mut connection = pin!(connection);
+async fn watch<C: Closing>(mut connection: Pin<&mut C>, shared: &Shared, activity: &Activity, streams: Option<&Streams>) {
     let limits = &shared.settings.limits;
     let patience = Patience {
         head: limits.header_timeout,

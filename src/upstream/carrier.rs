@@ -2,7 +2,11 @@
 //!
 //! The two want different heads of the same request; a request that was not sent goes on to the other in the other's shape.
 
+use std::future::Future;
+
+use futures_util::future::Either;
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper::body::Incoming;
@@ -45,22 +49,24 @@ impl Carrier {
 
     /// Sends a request, and answers with the head of what comes back. `look` says, as it is now, until when nothing need be looked at, or that it
     /// has taken too long.
-    pub(super) async fn exchange(
+    pub(super) fn exchange(
         &mut self,
-        mut request: Request<Outbound>,
+        head: Parts,
+        body: Outbound,
         asked: Asked<'_>,
         look: impl Fn() -> Option<Instant>,
-    ) -> Result<Response<Incoming>, Failed> {
+    ) -> impl Future<Output = Result<Response<Incoming>, Failed>> {
+        let mut request = Request::from_parts(head, body);
         match self {
             Self::Lane(lane) => {
                 if request.version() == Version::HTTP_2 {
                     for_http1(&mut request);
                 }
-                lane.exchange(request, look).await
+                Either::Left(lane.exchange(request, look))
             }
             Self::Stream(stream) => {
                 for_http2(&mut request, &asked);
-                Box::pin(stream.exchange(request, look)).await // most requests go the other way, and do not carry this future
+                Either::Right(Box::pin(stream.exchange(request, look))) // most requests go the other way, and do not carry this future
             }
         }
     }

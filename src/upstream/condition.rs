@@ -128,16 +128,17 @@ pub(super) async fn ask(backend: Weak<Backend>) {
 /// One question, on a connection of its own.
 async fn visit(backend: &Backend, health: &config::Health) -> Result<(), BoxError> {
     let mut carrier = backend.visit(health.timeout).await?;
-    let mut request = Request::get(health.path.as_str())
+    let request = Request::get(health.path.as_str())
         .header(header::HOST, backend.authority())
         .header(header::USER_AGENT, "waitgate")
         .body(Outbound::empty())?;
+    let (mut head, body) = request.into_parts();
     if matches!(carrier, Carrier::Lane(_)) {
-        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        head.headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     let end = Instant::now() + health.timeout;
     let answer = carrier
-        .exchange(request, backend.asked(), || (Instant::now() < end).then_some(end))
+        .exchange(head, body, backend.asked(), || (Instant::now() < end).then_some(end))
         .await;
     let status = answer.map_err(Failed::into_error)?.status();
     if status.is_success() || status.is_redirection() {

@@ -37,6 +37,14 @@ impl Group {
         }
     }
 
+    /// A place at once, where there is only one backend and it has one.
+    pub(super) fn seat_now(&self) -> Option<Seat> {
+        match &*self.backends {
+            [only] => only.seat_now(),
+            _ => None,
+        }
+    }
+
     /// A place at a backend, another than `not` where there is one.
     pub(super) async fn seat(&self, not: Option<&Arc<Backend>>) -> Result<Seat, UpstreamFault> {
         if let [only] = &*self.backends {

@@ -138,39 +138,44 @@ impl Lane {
 
     /// Sends a request, and answers with the head of what comes back. `look` says, as it is now, until
     /// when nothing need be looked at, or that it has taken too long.
-    pub(super) async fn exchange(
+    pub(super) fn exchange(
         &mut self,
         request: Request<Outbound>,
         look: impl Fn() -> Option<Instant>,
-    ) -> Result<Response<Incoming>, Failed> {
-        // The answer is looked for right after driving, so nobody need be woken for it; and a waker that does nothing must not meet tokio's
-        // budget, which counts on it.
-        let mut answer = pin!(unconstrained(self.sender.try_send_request(request)));
+    ) -> impl Future<Output = Result<Response<Incoming>, Failed>> {
+        // Outside of the future, which need not carry the request: it goes to the connection here.
+        let answer = self.sender.try_send_request(request);
         let (connection, over, relay, waker, alarm) = (&mut self.connection, &mut self.over, &self.relay, &self.waker, &mut self.alarm);
-        let outcome = std::future::poll_fn(|context| {
-            if !*over {
-                relay.task.register(context.waker());
-                *over = Pin::new(&mut *connection).poll(&mut Context::from_waker(waker)).is_ready();
+        let served = &mut self.served;
+        async move {
+            // The answer is looked for right after driving, so nobody need be woken for it; and a waker that does nothing must not meet tokio's
+            // budget, which counts on it.
+            let mut answer = pin!(unconstrained(answer));
+            let outcome = std::future::poll_fn(|context| {
+                if !*over {
+                    relay.task.register(context.waker());
+                    *over = Pin::new(&mut *connection).poll(&mut Context::from_waker(waker)).is_ready();
+                }
+                if let Poll::Ready(outcome) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    return Poll::Ready(Some(outcome));
+                }
+                // A connection that is over without a word is not waited for.
+                if *over || alarm.poll_over(context, &look).is_ready() {
+                    return Poll::Ready(None);
+                }
+                Poll::Pending
+            });
+            match outcome.await {
+                Some(Ok(response)) => {
+                    *served = true;
+                    Ok(response)
+                }
+                Some(Err(mut failed)) => Err(match failed.take_message() {
+                    Some(request) => Failed::Unsent(Box::new(request), failed.into_error()),
+                    None => Failed::Broken(failed.into_error()),
+                }),
+                None => Err(Failed::Late),
             }
-            if let Poll::Ready(outcome) = answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                return Poll::Ready(Some(outcome));
-            }
-            // A connection that is over without a word is not waited for.
-            if *over || alarm.poll_over(context, &look).is_ready() {
-                return Poll::Ready(None);
-            }
-            Poll::Pending
-        });
-        match outcome.await {
-            Some(Ok(response)) => {
-                self.served = true;
-                Ok(response)
-            }
-            Some(Err(mut failed)) => Err(match failed.take_message() {
-                Some(request) => Failed::Unsent(Box::new(request), failed.into_error()),
-                None => Failed::Broken(failed.into_error()),
-            }),
-            None => Err(Failed::Late),
         }
     }
 

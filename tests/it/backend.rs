@@ -499,7 +499,8 @@ async fn pass(
         served_by: None,
         path_and_query: None,
     };
-    upstreams.forward(outgoing, request).await
+    let (mut head, body) = request.into_parts();
+    upstreams.forward(&outgoing, &mut head, body).await
 }
 
 /// A body that an HTTP/2 client sends.

@@ -219,7 +219,10 @@ async fn what_is_signed_must_also_be_right() {
     }
 }
 
-/// CASE 85: a token is good until the second it names, and not a moment longer, remembered or not.
+/// How exactly a gateway knows the store's clock on a busy machine, ms.
+const CLOCK_ERROR_MS: u64 = 100;
+
+/// CASE 85: a token is good until the second it names by the store's clock, and not a moment longer, remembered or not.
 #[tokio::test]
 async fn an_admission_ends_when_it_says() {
     let (site, visitor) = site_with_a_visitor(SHOP).await;
@@ -242,8 +245,13 @@ async fn an_admission_ends_when_it_says() {
     within("over", async || {
         let asked_ms = now_ms();
         let inside = guest.fetch("/sale/api").await.is_shop();
-        assert!(!inside || asked_ms < exp_s * 1000, "let in {} ms late", asked_ms - exp_s * 1000);
-        assert!(inside || now_ms() >= exp_s * 1000, "put out too early");
+        let end_ms = exp_s * 1000;
+        assert!(
+            !inside || asked_ms < end_ms + CLOCK_ERROR_MS,
+            "let in {} ms late",
+            asked_ms - end_ms
+        );
+        assert!(inside || now_ms() + CLOCK_ERROR_MS >= end_ms, "put out too early");
         !inside
     })
     .await;
