@@ -29,6 +29,7 @@ mod connection;
 pub mod files;
 mod frames;
 mod head;
+mod moved;
 pub mod proxy_protocol;
 mod redirect;
 mod settings;

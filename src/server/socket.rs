@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 use super::activity::Activity;
 use super::frames::{Frames, PREFACE};
 use super::head::{Heads, POISON};
+use super::moved::Moved;
 use super::slots::Slot;
 use crate::body::Pause;
 
@@ -35,7 +36,7 @@ pub(super) enum Line {
     /// As they are.
     Plain(TcpStream),
     /// Secured.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<Moved>>),
 }
 
 /// Does this with whichever kind it is.
@@ -53,8 +54,21 @@ impl Line {
     fn below(&mut self) -> &mut TcpStream {
         match self {
             Self::Plain(io) => io,
-            Self::Tls(io) => io.get_mut().0,
+            Self::Tls(io) => &mut io.get_mut().0.io,
         }
+    }
+
+    /// Whether the kernel took anything in a write that came to this.
+    fn has_moved<T>(&mut self, outcome: &Poll<T>) -> bool {
+        match self {
+            Self::Plain(_) => outcome.is_ready(),
+            Self::Tls(io) => io.get_mut().0.take(),
+        }
+    }
+
+    /// Whether there is more that it did not take.
+    fn is_stuck<T>(&self, outcome: &Poll<T>) -> bool {
+        outcome.is_pending() || matches!(self, Self::Tls(io) if io.get_ref().1.wants_write())
     }
 }
 
@@ -143,12 +157,18 @@ impl Socket {
 
     /// What a write came to: progress, or a client that has not read for too long.
     fn written<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if outcome.is_ready() {
-            self.stall.end();
+        let stuck = self.line.is_stuck(&outcome);
+        if self.line.has_moved(&outcome) {
             self.activity.wrote();
+            self.stall.end();
+        }
+        if !stuck {
+            self.stall.end();
             return outcome;
         }
-        ready!(self.stall.poll_over(context, self.stall_limit));
+        if self.stall.poll_over(context, self.stall_limit).is_pending() {
+            return outcome;
+        }
         // What it has not read is thrown away: otherwise the kernel would keep that for it long after this socket is closed.
         let _ = SockRef::from(&*self.line.below()).set_linger(Some(Duration::ZERO));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::moved::Moved;
 use super::socket::Spoken;
 use crate::clock::UnixMs;
 use crate::config;
@@ -40,9 +41,9 @@ impl Tls {
     }
 
     /// The secured connection, and what it was agreed to speak on it, if anything was.
-    pub(super) async fn shake_hands(&self, io: TcpStream) -> io::Result<(TlsStream<TcpStream>, Option<Spoken>)> {
+    pub(super) async fn shake_hands(&self, io: TcpStream) -> io::Result<(TlsStream<Moved>, Option<Spoken>)> {
         let handshake = async {
-            let hello = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+            let hello = LazyConfigAcceptor::new(Acceptor::default(), Moved::new(io)).await?;
             let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
             hello.into_stream(Arc::clone(&self.server)).await
         };
