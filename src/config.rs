@@ -284,6 +284,8 @@ pub struct Room {
     pub admission_ttl: Duration,
     /// No stream and no poll for this long: away.
     pub away_after: Duration,
+    /// How often a WebSocket is pinged; whoever has not answered by the next ping is gone.
+    pub ping_every: Duration,
     /// Away for this long: abandoned.
     pub grace: Duration,
     /// After the store lost its memory, how long the door stays shut while tickets come back.

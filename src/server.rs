@@ -58,8 +58,8 @@ const LAST_CALL: Duration = Duration::from_secs(2);
 const REFUSALS: usize = 64;
 /// How long a refused client has to read why.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// How long a silent or unacknowledging client is believed to be there.
-const DEAD_PEER: Duration = Duration::from_secs(30);
+/// How long a silent client is believed to be there; twice as long, if it acknowledges nothing.
+const DEAD_PEER: Duration = Duration::from_secs(20);
 
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nCache-Control: no-store\r\n\
     Content-Length: 0\r\nConnection: close\r\n\r\n";

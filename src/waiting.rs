@@ -311,8 +311,10 @@ async fn socket(house: &House, hall: &Arc<Hall>, mut asked: Asked) -> Result<Res
     let Some(response) = ws::switch(&accept) else { return Ok(full()) };
     let counted = hall.metrics.stream("ws");
     let cut = house.stop.cut.clone();
+    let ping_every = hall.settings.ping_every;
     house.stop.tasks.spawn(async move {
-        let _cut = cut.run_until_cancelled(ws::carry(upgrade, Message::new(&view), taken)).await;
+        let carried = ws::carry(upgrade, Message::new(&view), taken, ping_every);
+        let _cut = cut.run_until_cancelled(carried).await;
         drop(counted);
     });
     Ok(with_place(house, hall, &ticket, stood, response))

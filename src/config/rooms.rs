@@ -72,6 +72,7 @@ fn read_room(section: &Section<'_>, id: &str, file: &Path) -> Option<Room> {
         turn_ttl: section.get("turn_ttl", duration)?,
         admission_ttl: section.get("admission_ttl", duration)?,
         away_after: section.get("away_after", duration)?,
+        ping_every: section.get("ping_every", duration)?,
         grace: section.get("grace", duration)?,
         rebuild: section.get("rebuild", duration)?,
         max_waiters: section.get("max_waiters", counted(1, 100_000_000))?,

@@ -306,6 +306,7 @@ fn show_room(page: &mut Page, room: &Room) {
     page.time("turn_ttl", room.turn_ttl);
     page.time("admission_ttl", room.admission_ttl);
     page.time("away_after", room.away_after);
+    page.time("ping_every", room.ping_every);
     page.time("grace", room.grace);
     page.time("rebuild", room.rebuild);
     page.bare("max_waiters", &room.max_waiters);

@@ -94,6 +94,8 @@ pub struct Crew {
     pub store_timeout: &'static str,
     /// How long a stopping gateway waits.
     pub drain_timeout: &'static str,
+    /// How long a client may refuse to read.
+    pub body_timeout: &'static str,
 }
 
 impl Crew {
@@ -116,18 +118,20 @@ impl Crew {
             more: String::new(),
             store_timeout: "2s",
             drain_timeout: "10s",
+            body_timeout: "7s",
         }
     }
 
     /// The file of a gateway on this store.
     pub fn file(&self, store_url: &str) -> String {
         let (dir, shop, timeout) = (self.dir.path().display(), self.shop.backend.address, self.store_timeout);
-        let (room, more, drain) = (&self.room, &self.more, self.drain_timeout);
+        let (room, more, drain, body) = (&self.room, &self.more, self.drain_timeout, self.body_timeout);
         format!(
             r#"
 [server]
 listen = "127.0.0.1:0"
 drain_timeout = "{drain}"
+body_timeout = "{body}"
 max_connections_per_address = 20000
 [ops]
 listen = "127.0.0.1:0"
@@ -289,6 +293,14 @@ impl Process {
         let pid = self.child.id().expect("it runs").to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().await.unwrap();
         assert!(sent.success());
+    }
+
+    /// Reads its log along, for ever: one that talks much stands still when nobody does.
+    pub async fn listened_to(&mut self) {
+        while let Ok(Some(line)) = self.log.next_line().await {
+            self.said.push(line);
+        }
+        std::future::pending().await
     }
 
     /// Waits until it has ended, reads the rest of its log, and tells its exit code.
@@ -517,11 +529,15 @@ impl Visitor {
 
     /// Opens a WebSocket.
     pub async fn socket(&self) -> Socket {
+        self.socket_on(soon(TcpStream::connect(self.at)).await.expect("connect")).await
+    }
+
+    /// Opens a WebSocket on this connection.
+    pub async fn socket_on(&self, stream: TcpStream) -> Socket {
         let mut request = format!("ws://{}/.waitgate/42/ws", self.at).into_client_request().unwrap();
         if let Some(cookies) = self.request(Method::GET, "/").body(()).unwrap().headers().get(COOKIE) {
             request.headers_mut().insert(COOKIE, cookies.clone());
         }
-        let stream = soon(TcpStream::connect(self.at)).await.expect("connect");
         let (socket, response) = soon(tokio_tungstenite::client_async(request, stream)).await.expect("a socket");
         self.take(response.headers());
         Socket(socket)
@@ -616,7 +632,10 @@ impl Socket {
         loop {
             match soon(self.0.next()).await {
                 Some(Ok(Frame::Text(text))) => return Ok(serde_json::from_str(&text).expect("JSON")),
-                Some(Ok(Frame::Close(frame))) => return Err(frame.map(|frame| frame.code.into())),
+                Some(Ok(Frame::Close(frame))) => {
+                    let _said_back = self.0.close(None).await;
+                    return Err(frame.map(|frame| frame.code.into()));
+                }
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => return Err(None),
             }

@@ -5,6 +5,7 @@ mod drain;
 mod embedded;
 mod gateways;
 mod presence;
+mod sockets;
 mod store;
 mod store_loss;
 mod streams;

@@ -753,7 +753,10 @@ impl Socket {
         loop {
             match soon(self.0.next()).await {
                 Some(Ok(Frame::Text(text))) => return Ok(serde_json::from_str(&text).expect("JSON")),
-                Some(Ok(Frame::Close(frame))) => return Err(frame.map_or(1005, |frame| frame.code.into())),
+                Some(Ok(Frame::Close(frame))) => {
+                    let _said_back = self.0.close(None).await;
+                    return Err(frame.map_or(1005, |frame| frame.code.into()));
+                }
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => return Err(1006),
             }

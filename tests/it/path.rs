@@ -22,3 +22,4 @@ mod upstream_tls;
 mod upstreams;
 mod wait;
 mod waiting;
+mod ws_frames;

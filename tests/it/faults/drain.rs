@@ -29,17 +29,17 @@ async fn refuses(process: &Process) {
     .await;
 }
 
-/// CASE 42: a stop never ended while a stream was open, and upgraded sockets were not waited for at all.
+/// CASE 42: a stop never ended while a stream was open, and upgraded sockets were not waited for at all. A hundred of each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_are_told_claims_are_answered_and_it_ends() {
     let crew = Crew::of(SALE).await;
     let mut process = crew.process(None).await;
     let (patient, impatient) = (buyer(&process).await, buyer(&process).await);
     tune(process.operators, json!({"rate": "0/s"})).await;
-    let line: Vec<_> = (0..80).map(|_| Visitor::new(process.public)).collect();
+    let line: Vec<_> = (0..200).map(|_| Visitor::new(process.public)).collect();
     join_all(line.iter().map(Visitor::joins)).await;
-    let mut streams = join_all(line[..40].iter().map(Visitor::stream)).await;
-    let mut sockets = join_all(line[40..].iter().map(Visitor::socket)).await;
+    let mut streams = join_all(line[..100].iter().map(Visitor::stream)).await;
+    let mut sockets = join_all(line[100..].iter().map(Visitor::socket)).await;
     join_all(streams.iter_mut().map(|stream| stream.view())).await;
     for first in join_all(sockets.iter_mut().map(|socket| socket.next())).await {
         first.expect("a view");
@@ -83,7 +83,7 @@ async fn all_are_told_claims_are_answered_and_it_ends() {
     assert_eq!(crew.stock().await, [3, 2, 0, 5]);
     let kept: usize = crew.redis.ask(&["HLEN", "{wg:42}:answers"]).await;
     assert_eq!(kept, 2, "what the shop said is written down, though one buyer was gone");
-    assert_eq!(crew.count("line").await, 80, "nobody lost the place");
+    assert_eq!(crew.count("line").await, 200, "nobody lost the place");
 }
 
 #[tokio::test]
