@@ -196,6 +196,37 @@ pub async fn within(what: &str, so: impl AsyncFn() -> bool) {
     }
 }
 
+/// The time of this test's own runtime, standing still: it passes when the test says so. For what runs in this runtime alone; what waits for a
+/// machine to do something (and sleeps meanwhile) must be done before.
+pub struct StillTime {
+    /// While it lives, time does not run ahead on its own when everybody waits for bytes.
+    _hold: std::sync::mpsc::Sender<()>,
+}
+
+impl StillTime {
+    /// From here on.
+    pub fn begin() -> Self {
+        let (hold, held) = std::sync::mpsc::channel::<()>();
+        tokio::time::pause();
+        // A test that waits for what never comes shall fail and not hang: then time runs again, and with it every deadline.
+        tokio::task::spawn_blocking(move || held.recv_timeout(Duration::from_secs(10)));
+        Self { _hold: hold }
+    }
+
+    /// So much time passes, in small steps, so that whoever waits for some of it acts before the rest has passed.
+    pub async fn pass(&self, time: Duration) {
+        for _ in 0..20 {
+            tokio::time::advance(time / 20).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Time passes again as it does for everybody.
+    pub fn end(self) {
+        tokio::time::resume();
+    }
+}
+
 /// A server, a moved clock, a store and a room that is seeded.
 pub struct World {
     pub redis: Redis,

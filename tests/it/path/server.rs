@@ -18,7 +18,7 @@ use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, Peer, Por
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, soon, until};
 use crate::crew::{Crew, Visitor};
-use crate::harness::within;
+use crate::harness::{StillTime, within};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 /// A path of our own that leads nowhere: no backend is asked.
@@ -95,7 +95,9 @@ async fn a_slow_second_head_is_closed_and_a_quick_one_is_not() {
     let front = saying_ok(limits).await;
     let mut client = front.client().await;
     assert_eq!(client.ask(GET).await.status(), 200);
-    tokio::time::sleep(Duration::from_millis(700)).await; // idle for longer than a head may take
+    let time = StillTime::begin();
+    time.pass(Duration::from_millis(700)).await; // idle for longer than a head may take
+    time.end();
     assert_eq!(client.ask(GET).await.status(), 200);
     client.send("GET / HT").await;
     assert!(client.ends_within(Duration::from_millis(2500)).await);
@@ -134,7 +136,9 @@ async fn a_quiet_stream_is_not_idle() {
     let request = || Request::get("http://a/").body(nothing()).unwrap();
     let mut stream = sender.send_request(request()).await.unwrap().into_body();
     assert_eq!(stream.frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
-    tokio::time::sleep(Duration::from_millis(1500)).await; // much longer than a connection may be idle
+    let time = StillTime::begin();
+    time.pass(Duration::from_secs(5)).await; // much longer than a connection may be idle
+    time.end();
     assert!(!sender.is_closed());
     front.stop.draining.cancel();
     assert_eq!(client.chunks().await.unwrap().0, b"hellobye");

@@ -1,12 +1,15 @@
 //! Forwarding to one backend: what is repeated, what is limited, what passes through unharmed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
 use http_body_util::BodyExt;
-use waitgate::clock::Clock;
+use tokio::sync::{Notify, watch};
+use waitgate::config;
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, until};
+use crate::harness::StillTime;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const GET: &str = "GET /x HTTP/1.1\r\nHost: shop.example\r\n\r\n";
@@ -136,26 +139,59 @@ async fn a_backend_that_stops_in_mid_body_is_cut_and_its_turn_given_back() {
     }
 }
 
+/// CASE 46: a stream of events runs ten minutes, beyond every limit but the one on its own pauses; the limit on the first byte goes on holding for others.
 #[tokio::test]
-async fn a_slow_stream_outlives_every_limit_but_its_own() {
-    let backend = Backend::start(|mut wire| async move {
-        wire.request().await;
-        wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
-        for _ in 0..8 {
-            tokio::time::sleep(Duration::from_millis(100)).await; // the pace of the stream is what is tested
-            wire.send("1\r\nx\r\n").await;
+async fn a_stream_outlives_every_limit_but_its_own() {
+    let (say, said) = (watch::Sender::new(0), Arc::new(Notify::new()));
+    let (mut listen, asked) = (say.subscribe(), Arc::clone(&said));
+    listen.mark_unchanged();
+    let backend = Backend::start(move |mut wire| {
+        let (mut listen, asked) = (listen.clone(), Arc::clone(&asked));
+        async move {
+            let request = wire.request().await.expect("a request");
+            asked.notify_one();
+            if request.line().contains("/silent") {
+                std::future::pending::<()>().await;
+            }
+            wire.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+                .await;
+            while listen.changed().await.is_ok() {
+                wire.send("3\r\n:\n\n\r\n").await;
+            }
+            std::future::pending::<()>().await;
         }
-        wire.send("0\r\n\r\n").await;
-        while wire.more().await > 0 {}
     })
     .await;
-    let mut settings = settings();
-    (settings.first_byte_timeout, settings.idle_timeout) = (Duration::from_millis(400), Duration::from_millis(400));
-    let mut limits = limits();
-    (limits.header_timeout, limits.idle_timeout, limits.body_timeout) =
-        (Duration::from_millis(300), Duration::from_millis(300), Duration::from_millis(300));
-    let front = Front::with(backend.origin(), limits, settings, Treatment::default()).await;
-    assert_eq!(front.get("/").await.body, b"xxxxxxxx");
+    let front = Front::with(backend.origin(), limits(), settings_as_shipped(), Treatment::default()).await;
+    let (mut stream, mut silent) = (front.client().await, front.client().await);
+    stream.send("GET /events HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(stream.head().await.expect("a head").contains("text/event-stream"));
+    said.notified().await;
+    silent.send("GET /silent HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    said.notified().await;
+
+    let time = StillTime::begin();
+    time.pass(Duration::from_secs(31)).await;
+    let answer = silent.answer().await.expect("an answer");
+    assert_eq!((answer.status(), answer.body.as_slice()), (504, b"backend_timeout".as_slice()));
+    for round in 1..=20 {
+        say.send_replace(round);
+        assert_eq!(stream.take(8).await, b"3\r\n:\n\n\r\n", "after {round} half minutes");
+        time.pass(Duration::from_secs(30)).await;
+    }
+    time.pass(Duration::from_secs(31)).await;
+    time.end();
+    assert!(
+        stream.ends_within(Duration::from_secs(2)).await,
+        "a minute's silence is the end of it"
+    );
+    assert!(stream.buffer.is_empty(), "and it is broken off, not ended");
+}
+
+/// The limits that waitgate is shipped with.
+fn settings_as_shipped() -> config::Upstream {
+    let room = "[rooms.1]\npaths = [\"/\"]\nupstream = \"http://127.0.0.1:1\"\non_store_loss = \"hold\"\n";
+    config::parse(room, std::path::Path::new("w.toml")).expect("good settings").upstream
 }
 
 #[tokio::test]
@@ -352,17 +388,20 @@ async fn a_body_that_stops_or_crawls_is_408() {
     stopped.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf").await;
     assert_eq!(stopped.answer().await.unwrap().status(), 408);
 
-    let began = Clock::instant();
     let mut client = front.client().await;
     client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n").await;
-    let answer = loop {
-        client.send("x").await;
-        tokio::select! {
-            answer = client.answer() => break answer.unwrap(),
-            () = tokio::time::sleep(Duration::from_millis(50)) => {} // a byte each 50 ms is what is tested
+    until("the backend is asked", || backend.connections() == 2).await;
+    let time = StillTime::begin();
+    for _ in 0..60 {
+        client.send("x").await; // a byte now and then buys no time
+        time.pass(Duration::from_millis(50)).await;
+        if client.stream.try_read_buf(&mut client.buffer).is_ok_and(|read| read > 0) {
+            break;
         }
-        assert!(began.elapsed() < Duration::from_secs(3), "a byte now and then keeps it alive");
-    };
+    }
+    time.end();
+    assert!(!client.buffer.is_empty(), "a byte now and then keeps it alive");
+    let answer = client.answer().await.unwrap();
     assert_eq!(answer.status(), 408);
 }
 
