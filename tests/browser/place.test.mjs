@@ -9,24 +9,29 @@ before(async () => {
 });
 after(() => stage?.close());
 
-test("two tabs share one place and one stream", async () => {
+// CASE 37: a browser opens six connections to a host over HTTP/1.1; a stream for each of six tabs left none for anything else.
+test("seven tabs share one place and one stream, and the site goes on loading", async () => {
   const room = stage.room("share");
   await room.set({ paused: true });
   await room.crowd(2);
   const visitor = await stage.visitor();
   const streams = [];
   visitor.context.on("request", (request) => request.url().endsWith("/events") && streams.push(request));
-  const first = await visitor.open("/share");
-  await ahead(first, 2);
-  const second = await visitor.open("/share/other?page=2");
-  await ahead(second, 2);
-  await room.set({ message: "Hello, both of you" });
-  for (const tab of [first, second]) await until("the message is there", async () => (await text(tab, "#message .word")) === "Hello, both of you");
+  const tabs = [];
+  for (let page = 1; page <= 7; page += 1) {
+    const tab = await visitor.open(page === 1 ? "/share" : `/share/other?page=${page}`);
+    await ahead(tab, 2);
+    tabs.push(tab);
+  }
+  await room.set({ message: "Hello, all of you" });
+  for (const tab of tabs) await until("the message is there", async () => (await text(tab, "#message .word")) === "Hello, all of you");
   assert.equal((await room.now()).waiting, 3, "two of the crowd, and one visitor");
-  assert.equal(streams.length, 1, "the second tab is told by the first");
-  await first.close();
+  assert.equal(streams.length, 1, "the other tabs are told by the first");
+  const status = await tabs[6].evaluate(() => fetch("/.waitgate/share/status").then((answer) => answer.status));
+  assert.equal(status, 200, "a connection is left for it");
+  await tabs.shift().close();
   await room.set({ message: "And now you alone" });
-  await until("the second tab takes over", async () => (await text(second, "#message .word")) === "And now you alone");
+  for (const tab of tabs) await until("another tab takes over", async () => (await text(tab, "#message .word")) === "And now you alone");
   assert.equal(streams.length, 2);
   assert.deepEqual(visitor.wrong, []);
   await visitor.close();
