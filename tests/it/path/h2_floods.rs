@@ -3,15 +3,21 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Response;
+use http_body::Frame;
+use http_body_util::StreamBody;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use waitgate::body::{Body, BodyError};
 use waitgate::clock::Clock;
+use waitgate::server::Stop;
 
-use crate::backend::{Backend, Front, PATIENCE, soon};
+use crate::backend::{Backend, Front, PATIENCE, limits, soon};
 use crate::frames::{
-    CANCEL, CONTINUATION, DATA, END, HEADERS, PING, PRIORITY, RESET, SETTINGS, WHOLE, WINDOW, asking, block, frame, get, head, opening,
-    request,
+    CANCEL, CONTINUATION, DATA, END, Frames, HEADERS, PING, PRIORITY, RESET, SETTINGS, WHOLE, WINDOW, asking, block, frame, get, head,
+    opening, request,
 };
 
 /// How many requests a flood may bring to the backend: far fewer than it has.
@@ -139,4 +145,33 @@ async fn every_flood_ends_and_holds_up_nobody() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// An honest client that opens both windows and measures the way with a ping after each piece of an answer is served to the end, whether the pieces
+/// are small or large: it sends three times as many frames as a connection may spend at its beginning.
+#[tokio::test]
+async fn a_client_of_many_words_is_no_flood() {
+    for (pieces, length) in [(2000, 20), (1000, 16_000)] {
+        let front = Front::serving(limits(), Stop::new(), move |_, _| async move {
+            let piece = Bytes::from(vec![b'x'; length]);
+            let frames = (0..pieces).map(move |_| Ok::<_, BodyError>(Frame::data(piece.clone())));
+            Response::new(Body::stream(StreamBody::new(futures_util::stream::iter(frames))))
+        })
+        .await;
+        let mut client = Frames::to(front.address).await;
+        client.send(get(1, "/")).await;
+        let (mut received, mut sent) = (0, 0);
+        while received < pieces * length {
+            let piece = client.next().await.expect("it is not cut off");
+            if piece.kind != DATA {
+                continue;
+            }
+            received += piece.payload.len();
+            let opened = u32::try_from(piece.payload.len()).unwrap().to_be_bytes();
+            let words = [frame(WINDOW, 0, 0, opened), frame(WINDOW, 0, 1, opened), frame(PING, 0, 0, [7; 8])];
+            client.send(words.concat()).await;
+            sent += words.len();
+        }
+        assert!(sent >= 3000, "{sent} frames of the client's were too few to prove anything");
+    }
 }
