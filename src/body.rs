@@ -36,6 +36,19 @@ impl Body {
         Self::Full(Full::new(bytes.into()))
     }
 
+    /// All of it in memory, when it says how long it is and that is no more than `most` bytes; otherwise as it is. Trailers are left out.
+    ///
+    /// # Errors
+    /// The body's own.
+    pub async fn gathered(self, most: u64) -> Result<Self, BodyError> {
+        match self {
+            Self::Stream(body) if body.size_hint().exact().is_some_and(|length| (1..=most).contains(&length)) => {
+                Ok(Self::full(body.collect().await?.to_bytes()))
+            }
+            other => Ok(other),
+        }
+    }
+
     /// Any other body, boxed.
     pub fn stream<B>(body: B) -> Self
     where

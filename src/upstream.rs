@@ -46,6 +46,8 @@ use lane::Failed;
 
 /// How often resting connections are looked through, at least and at most.
 const SWEEPS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Bytes of a request that are waited for before it has a place at a backend.
+const MAX_GATHERED: u64 = 64 * 1024;
 /// Resting connections that may turn out closed, with nothing sent on them, before a new one is opened.
 const MAX_UNSENT: u32 = 3;
 
@@ -148,6 +150,13 @@ impl Upstreams {
     /// [`Fault::Upstream`] says what the backend did and [`Fault::may_have_run`] whether the request may have run; [`Fault::Client`] what the
     /// client did while sending its body.
     pub async fn forward(&self, outgoing: &Outgoing<'_>, head: &mut Parts, body: Body) -> Result<Response<Body>, Fault> {
+        // A small body is waited for before a place is taken: whoever sends it slowly keeps nobody else from the backend.
+        let body = match body {
+            Body::Full(_) => body,
+            Body::Stream(_) => Box::pin(body.gathered(MAX_GATHERED))
+                .await
+                .map_err(|fault| Fault::Client(body::whose(&*fault)))?,
+        };
         let seat = match outgoing.to.seat_now() {
             Some(seat) => seat,
             None => Box::pin(outgoing.to.seat(None)).await?,

@@ -83,6 +83,11 @@ impl Progress {
     }
 }
 
+/// What a client did wrong while sending its body.
+pub(super) fn whose(fault: &(dyn std::error::Error + Send + Sync + 'static)) -> ClientFault {
+    fault.downcast_ref::<ClientFault>().cloned().unwrap_or(ClientFault::Gone)
+}
+
 /// A request body on its way to the backend. Trailers of a client go nowhere: nobody has checked them.
 pub(super) struct Outbound {
     inner: Body,
@@ -127,7 +132,7 @@ impl HttpBody for Outbound {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 Some(Err(error)) => {
-                    let fault = error.downcast_ref::<ClientFault>().cloned().unwrap_or(ClientFault::Gone);
+                    let fault = whose(&*error);
                     if let Some(progress) = &this.progress {
                         let _ = progress.fault.set(fault);
                     }

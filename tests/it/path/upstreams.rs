@@ -110,6 +110,27 @@ async fn all_bad_is_still_tried() {
     assert!(front.ask(GET).await.status() == 200, "and stays");
 }
 
+/// Whoever sends a small body slowly holds no place at the backend meanwhile, and loses nothing: the body goes on whole.
+#[tokio::test]
+async fn a_slow_upload_holds_no_place() {
+    let backend = Backend::plain().await;
+    let mut settings = settings();
+    (settings.max_in_flight, settings.queue_timeout) = (1, Duration::from_millis(50));
+    let front = among(&[&backend], settings).await;
+    let mut slow = front.client().await;
+    slow.send("POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nsl").await;
+    for _ in 0..5 {
+        assert_eq!(front.ask(GET).await.status(), 200);
+    }
+    assert!(
+        !backend.seen().iter().any(|seen| seen.line().contains("/slow")),
+        "nothing of it was sent"
+    );
+    slow.send("owly").await;
+    assert_eq!(slow.answer().await.unwrap().status(), 200);
+    assert_eq!(backend.seen().last().unwrap().body, b"slowly");
+}
+
 /// A backend that fails is left alone for its rest and not a moment longer than that; meanwhile the other does it all.
 #[tokio::test]
 async fn a_failing_backend_rests_and_comes_back() {
