@@ -28,6 +28,8 @@ const MAX_TOKEN_BYTES: usize = 1024;
 const MAX_REMEMBERED: usize = 100_000;
 /// Admissions are issued as of a moment ago, so that a verifier whose clock is behind believes them.
 const BACKDATE_S: u64 = 5;
+/// How far the clock of whoever signed an admission may be ahead, s; what says to be of later is not of now.
+const AHEAD_S: u64 = 60;
 
 /// Signed proof of a place in line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -271,6 +273,7 @@ impl Tokens {
         validation.set_required_spec_claims(&["exp", "aud", "iss", "sub"]);
         match jsonwebtoken::decode::<AdmissionClaims>(token, &key.admission_decoding, &validation) {
             Ok(token) if token.claims.room != room || token.claims.sub.is_empty() || !is_id(&token.claims.jti) => Verified::Forged,
+            Ok(token) if token.claims.iat > now_ms / 1000 + AHEAD_S => Verified::Forged,
             Ok(token) if token.claims.exp <= now_ms / 1000 => Verified::Expired,
             Ok(checked) => {
                 let admission = Admission {

@@ -29,6 +29,7 @@ async fn seen_with(treatment: Treatment, lines: &str) -> Message {
     backend.seen().remove(0)
 }
 
+/// CASE 55: hop-by-hop headers come off in both directions, and a `Connection` that names ours takes nothing of ours away.
 #[tokio::test]
 async fn what_belongs_to_one_hop_stays_there_and_cannot_take_ours_along() {
     let seen = seen_with(
@@ -66,6 +67,7 @@ async fn what_belongs_to_one_hop_stays_there_and_cannot_take_ours_along() {
     assert_eq!(seen.line(), "GET /a?b HTTP/1.1");
 }
 
+/// CASE 56: identity headers of a client, in any spelling, are replaced by ours, one of each.
 #[tokio::test]
 async fn nobody_forges_who_he_is() {
     let forged = "X-FORWARDED-for: 1.1.1.1\r\nX-Forwarded-For: 2.2.2.2\r\nx_forwarded_for: 3.3.3.3\r\nX-Forwarded_For: 3.3.3.3\r\n\
@@ -137,6 +139,7 @@ async fn our_cookies_never_reach_the_backend() {
     assert_eq!(cookies("Cookie: a=1\r\nCookie: wgt_1=2; b=3\r\n").await, "a=1; b=3");
 }
 
+/// CASE 61: an authority becomes one `Host`; crumbs of cookies one line.
 #[tokio::test]
 async fn http2_becomes_http1_with_one_host_and_one_cookie_line() {
     let backend = Backend::plain().await;
@@ -158,6 +161,7 @@ async fn http2_becomes_http1_with_one_host_and_one_cookie_line() {
     assert_eq!(seen.one("via"), "2.0 waitgate");
 }
 
+/// CASE 7: several `Set-Cookie` of a backend arrive as several, in order.
 #[tokio::test]
 async fn an_answer_is_cleaned_too_and_keeps_its_cookies_in_order() {
     let backend = Backend::saying(
@@ -182,6 +186,7 @@ async fn an_answer_is_cleaned_too_and_keeps_its_cookies_in_order() {
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "ok");
 }
 
+/// CASE 58 and 61: odd codings, repeated lengths and hosts that disagree are refused, and the backend is not touched.
 #[tokio::test]
 async fn a_request_that_can_be_read_in_two_ways_reaches_no_backend() {
     let backend = Backend::plain().await;
@@ -233,6 +238,7 @@ async fn both_lengths_at_once_are_refused() {
     assert_eq!(backend.connections(), 0, "{:?}", backend.seen());
 }
 
+/// CASE 61: an absolute target is forwarded in origin form with one `Host`.
 #[tokio::test]
 async fn an_absolute_target_is_forwarded_in_origin_form() {
     let backend = Backend::plain().await;

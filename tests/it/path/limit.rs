@@ -1,8 +1,10 @@
 //! Limits over real sockets: who is counted by what, and who is not held up by whom.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use serde_json::json;
+use waitgate::clock::Clock;
 
 use crate::gateway::{ADMISSION, Ask, Gate, LINE, Reply, SHOP, Site, TICKET, Visitor};
 use crate::harness::within;
@@ -112,6 +114,24 @@ async fn over_the_limit_is_said_with_a_time() {
     })
     .await;
     assert!(site.backend.seen().is_empty());
+}
+
+/// `Retry-After` is right to the second: whoever comes that late is served, and a second earlier not yet.
+#[tokio::test]
+async fn the_time_that_is_told_is_right_to_the_second() {
+    let site = Site::open(&format!("{LINE}[limits]\naddress = {{ rate = \"20/min\", burst = 1 }}\n")).await;
+    within("over", async || site.visitor().fetch("/sale").await.code() == "rate_limited").await;
+    let told = site.visitor().fetch("/sale").await;
+    let asked = Clock::instant();
+    let after_s: u64 = told.header("retry-after").parse().unwrap();
+    within("and over it is", async || {
+        site.visitor().fetch("/sale").await.code() == "waiting_room"
+    })
+    .await;
+    let waited = asked.elapsed();
+    let late = Duration::from_secs(after_s) + Duration::from_millis(500); // a busy machine's own delay
+    let early = Duration::from_secs(after_s.saturating_sub(1)).saturating_sub(Duration::from_millis(100));
+    assert!((early..late).contains(&waited), "told {after_s} s, and it was {waited:?}");
 }
 
 /// CASE 80: three hundred behind one address, each with a ticket: all wait, and all buy, while the address itself is over its limit.

@@ -297,6 +297,7 @@ async fn with_few_files_fewer_are_let_in() {
     assert_eq!(stream.view().await["ahead"], 0);
 }
 
+/// CASE 67: too many or too long headers are 431, never a reset.
 #[tokio::test]
 async fn heads_that_are_too_much_are_431() {
     let front = saying_ok(limits()).await;
@@ -320,6 +321,7 @@ async fn heads_that_are_too_much_are_431() {
     assert!(outcome.map_or(true, |response| response.status() == 431));
 }
 
+/// CASE 70: an early refusal is read by whoever is still sending.
 #[tokio::test]
 async fn an_upload_that_is_refused_at_once_reads_its_refusal() {
     let backend = Backend::plain().await;
@@ -461,6 +463,7 @@ async fn a_flood_of_resets_is_ended_and_others_are_served() {
     assert_eq!(front.ask(GET).await.status(), 200);
 }
 
+/// CASE 76 and 79: the peer is known over real sockets; IPv4 inside IPv6 is IPv4.
 #[tokio::test]
 async fn the_peer_is_known_over_real_sockets_v4_in_v6_too() {
     let listener = server::listen("[::]:0".parse().unwrap(), PortUse::Alone).unwrap();

@@ -69,6 +69,7 @@ async fn a_tunnel_ends_with_either_end() {
     until("the tunnel is over", || front.stop.tasks.is_empty()).await;
 }
 
+/// CASE 59: without a 101 there is no tunnel; what was pipelined behind is read and gated.
 #[tokio::test]
 async fn a_backend_that_says_200_gets_no_raw_bytes() {
     let backend = Backend::plain().await;
@@ -84,6 +85,7 @@ async fn a_backend_that_says_200_gets_no_raw_bytes() {
     assert!(!backend.only().head.contains("secret"));
 }
 
+/// CASE 59: another protocol than WebSocket is not asked for at all.
 #[tokio::test]
 async fn another_protocol_is_no_tunnel() {
     let backend = Backend::plain().await;

@@ -33,6 +33,7 @@ async fn closing_at_the_second(reset: bool) -> Backend {
     .await
 }
 
+/// CASE 53: a kept connection that is closed as a `GET` arrives costs nobody an answer.
 #[tokio::test]
 async fn a_get_on_a_connection_just_closed_is_repeated_once() {
     for reset in [false, true] {
@@ -46,6 +47,7 @@ async fn a_get_on_a_connection_just_closed_is_repeated_once() {
     }
 }
 
+/// CASE 53: what may have run is not sent twice; the answer says that it may have.
 #[tokio::test]
 async fn a_post_is_never_repeated() {
     for reset in [false, true] {
@@ -67,6 +69,7 @@ async fn a_get_that_breaks_a_fresh_connection_is_not_repeated() {
     assert_eq!(backend.seen().len(), 1);
 }
 
+/// CASE 53: a backend that closes idle connections is not noticed.
 #[tokio::test]
 async fn connections_that_idled_out_are_not_noticed() {
     let backend = Backend::start(|mut wire| async move {
@@ -218,6 +221,7 @@ async fn beyond_the_requests_in_flight_one_waits_for_a_turn_and_then_gives_up() 
     assert_eq!(front.get("/").await.status(), 200);
 }
 
+/// CASE 71: 1xx answers before the answer, several in a row, leave the pool in order.
 #[tokio::test]
 async fn early_hints_never_confuse_the_pool() {
     let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </b.css>\r\n\r\n\
@@ -233,6 +237,7 @@ async fn early_hints_never_confuse_the_pool() {
     assert_eq!(backend.connections(), 1);
 }
 
+/// CASE 71: trailers pass where they can, and are left out where they cannot.
 #[tokio::test]
 async fn trailers_pass_on_http2_and_are_dropped_on_http1() {
     let backend = Backend::saying(
@@ -292,6 +297,7 @@ async fn answers_without_a_body_pass() {
     }
 }
 
+/// CASE 67: a backend whose head is too much is 502, and one within the limits passes.
 #[tokio::test]
 async fn a_head_that_is_too_much_is_502() {
     let backend = Backend::start(|mut wire| async move {
@@ -316,6 +322,7 @@ async fn a_head_that_is_too_much_is_502() {
     assert_eq!(Front::of(&nonsense).await.get("/").await.body, b"backend_malformed");
 }
 
+/// CASE 62: `100 Continue` comes when the body is wanted, and not before a refusal.
 #[tokio::test]
 async fn a_client_that_waits_for_100_gets_it_when_admitted_and_only_then() {
     let backend = Backend::plain().await;
@@ -413,7 +420,9 @@ async fn a_client_that_leaves_in_mid_body_leaves_nothing_behind() {
     settings.max_in_flight = 1;
     let front = Front::with(backend.origin(), limits(), settings, Treatment::default()).await;
     let mut client = front.client().await;
-    client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nhalf").await;
+    client
+        .send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nhalf")
+        .await;
     until("the backend is asked", || backend.connections() == 1).await;
     drop(client);
     assert_eq!(front.get("/").await.status(), 200);
@@ -448,6 +457,7 @@ async fn bodies_arrive_however_they_are_framed() {
     assert_eq!(backend.seen().pop().unwrap().body, b"h2");
 }
 
+/// CASE 65: what browsers send in targets is forwarded to the byte, or refused on purpose.
 #[tokio::test]
 async fn odd_targets_of_browsers_arrive_byte_for_byte() {
     let backend = Backend::plain().await;
