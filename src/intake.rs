@@ -167,6 +167,7 @@ pub fn limit(request: Request<Incoming>, limits: Limits) -> (Request<Body>, Uplo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn request(uri: &str, headers: &[(&str, &str)], version: Version) -> Request<()> {
         let mut builder = Request::builder().uri(uri).version(version);
@@ -195,6 +196,21 @@ mod tests {
         assert_eq!(name("/", &[("host", "a"), ("host", "a")], Version::HTTP_11), None);
         assert_eq!(name("http://a/", &[], Version::HTTP_2).as_deref(), Some("a"));
         assert_eq!(name("http://a/", &[("host", "b")], Version::HTTP_2), None);
+    }
+
+    proptest! {
+        /// CASE 61: a host is read in one way or refused, and what is read is a host: the same for rules, for cookies and for the backend.
+        #[test]
+        fn any_host_is_read_in_one_way_or_refused(host in "[ -~]{0,30}", target in "[a-zA-Z0-9.:@-]{0,12}") {
+            let uri = if target.is_empty() { "/x".to_owned() } else { format!("http://{target}/x") };
+            let request = Request::builder().uri(uri).version(Version::HTTP_11).header("host", host.trim()).body(());
+            if let Ok(request) = request && let Ok(read) = check(&request) {
+                prop_assert_eq!(&read.authority, &host.trim().to_ascii_lowercase());
+                prop_assert!(read.authority.starts_with(read.name()) && !read.name().is_empty());
+                prop_assert!(!read.name().contains(['@', '/', ' ', ',']), "{:?}", read.name());
+                prop_assert!(target.is_empty() || target.eq_ignore_ascii_case(host.trim()));
+            }
+        }
     }
 
     #[test]

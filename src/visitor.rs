@@ -166,6 +166,7 @@ pub fn crumbs(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn settings(trusted: &[&str], header: config::ForwardedHeader) -> config::Client {
         config::Client {
@@ -252,6 +253,45 @@ mod tests {
         assert_eq!(found(&none, "::ffff:1.2.3.4", &[]), "1.2.3.4");
         assert_eq!(network("2001:db8::1".parse().unwrap(), 0).to_string(), "::");
         assert_eq!(network("2001:db8::1".parse().unwrap(), 128).to_string(), "2001:db8::1");
+    }
+
+    proptest! {
+        /// CASE 74: whoever is not a listed proxy cannot choose its address, whatever it sends.
+        #[test]
+        fn a_stranger_is_who_it_is(lines in prop::collection::vec((0_usize..4, "[ -~]{0,40}"), 0..6)) {
+            let names = ["x-forwarded-for", "forwarded", "x-real-ip", "x-forwarded-proto"];
+            let lines: Vec<_> = lines.iter().map(|(name, value)| (names[*name], value.trim())).collect();
+            for header in [config::ForwardedHeader::XForwardedFor, config::ForwardedHeader::Forwarded] {
+                prop_assert_eq!(found(&settings(&["10.0.0.0/8"], header), "9.9.9.9", &lines), "9.9.9.9");
+            }
+        }
+
+        /// Behind listed proxies it is the right-most address that is not theirs; what stands left of it is the client's own claim, and an entry
+        /// that cannot be read ends the walk.
+        #[test]
+        fn the_last_foreign_entry_is_the_visitor(
+            claims in prop::collection::vec(prop::sample::select(vec!["1.1.1.1", "10.0.0.9", "unknown", "", "::1", "x"]), 0..6),
+            client in prop::sample::select(vec!["2.2.2.2", "2001:db8::7", "2.2.2.2:443", "[2001:db8::7]:443", "::ffff:2.2.2.2"]),
+            proxies in prop::collection::vec(prop::sample::select(vec!["10.0.0.1", "10.200.0.1:80"]), 0..6),
+            split in 0_usize..12,
+        ) {
+            let entries: Vec<&str> = claims.iter().copied().chain([client]).chain(proxies.iter().copied()).collect();
+            let (one, two) = entries.split_at(split.min(entries.len()));
+            let xff: Vec<String> = [one, two].into_iter().filter(|part| !part.is_empty()).map(|part| part.join(" , ")).collect();
+            let lines: Vec<_> = xff.iter().map(|line| ("x-forwarded-for", line.as_str())).collect();
+            let expected = if client.contains("db8") { "2001:db8::" } else { "2.2.2.2" };
+            prop_assert_eq!(found(&settings(&["10.0.0.0/8"], config::ForwardedHeader::XForwardedFor), "10.0.0.1", &lines), expected);
+        }
+
+        /// Garbage from a proxy of ours is no address: then it is the proxy's, or one that stands there.
+        #[test]
+        fn garbage_is_no_address(line in "[ -~]{0,60}") {
+            for header in [config::ForwardedHeader::XForwardedFor, config::ForwardedHeader::Forwarded] {
+                let name = if header == config::ForwardedHeader::Forwarded { "forwarded" } else { "x-forwarded-for" };
+                let found = found(&settings(&["10.0.0.0/8"], header), "10.0.0.1", &[(name, line.trim())]);
+                prop_assert!(found == "10.0.0.1" || line.contains(found.trim_end_matches(':')) || found.contains(':'), "{found} of {line}");
+            }
+        }
     }
 
     /// CASE 26: whatever a shop puts into its own cookies, ours beside them are read.

@@ -1,9 +1,11 @@
 //! What a claim asks for: its body's fingerprint, its key, its units.
 
 use aws_lc_rs::digest;
-use data_encoding::BASE64URL_NOPAD;
-use http::header::{CONTENT_TYPE, HeaderName};
+use data_encoding::{BASE64URL_NOPAD, HEXLOWER_PERMISSIVE};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::request::Parts;
+use memchr::memchr;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 /// The header of the same name (IETF draft), as payment APIs use it.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -52,58 +54,111 @@ pub fn fingerprint(head: &Parts, body: &[u8]) -> String {
     BASE64URL_NOPAD.encode(hash.finish().as_ref())
 }
 
-/// Units asked for: the body's field, JSON or form; one where it is missing.
+/// Units asked for: the body's field, JSON or form; one where it is missing. What a backend could read as another number than we do is refused: the
+/// field twice, in a body that is packed, or in one of a kind that is not read here.
 ///
 /// # Errors
-/// The field is there and is no whole number from 1.
+/// The field is there and is no whole number from 1, or it is not clear what it says.
 pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> {
-    let kind = head
-        .headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    let found = if kind.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
-        in_form(body, field)
-    } else if kind.eq_ignore_ascii_case("application/json") || kind.to_ascii_lowercase().ends_with("+json") {
-        in_json(body, field)?
-    } else {
-        None
+    if body.is_empty() {
+        return Ok(1);
+    }
+    if head.headers.contains_key(CONTENT_ENCODING) {
+        return Err(Unreadable::Units);
+    }
+    let mut kinds = head.headers.get_all(CONTENT_TYPE).iter();
+    let kind = kinds.next().and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let said = match kind.as_str() {
+        _ if kinds.next().is_some() => None,
+        "application/x-www-form-urlencoded" => Some(in_form(body, field)),
+        json if json == "application/json" || json.ends_with("+json") => in_json(body, field),
+        _ => None,
     };
-    match found {
-        None => Ok(1),
-        Some(text) => text
+    match said.as_deref() {
+        Some([]) => Ok(1),
+        Some([text]) => text
             .parse()
             .ok()
             .filter(|units| (1..=MAX_UNITS).contains(units))
             .ok_or(Unreadable::Units),
+        Some(_) => Err(Unreadable::Units),
+        // The backend may have its own opinion of it, but then not of the units.
+        None if mentions(body, field) => Err(Unreadable::Units),
+        None => Ok(1),
     }
 }
 
-fn in_json(body: &[u8], field: &str) -> Result<Option<String>, Unreadable> {
-    match serde_json::from_slice::<serde_json::Value>(body) {
-        Ok(serde_json::Value::Object(object)) => match object.get(field) {
-            None => Ok(None),
-            Some(serde_json::Value::Number(number)) => Ok(Some(number.to_string())),
-            Some(serde_json::Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(Unreadable::Units),
-        },
-        // A body that is no object says nothing of units; the backend will have its own opinion of it.
-        _ => Ok(None),
+/// Whatever an object says under the field's name, whose case some backends do not heed. None: it is no object.
+fn in_json(body: &[u8], field: &str) -> Option<Vec<String>> {
+    let Pairs(pairs) = serde_json::from_slice(body).ok()?;
+    let named = pairs.into_iter().filter(|(name, _)| name.eq_ignore_ascii_case(field));
+    Some(
+        named
+            .map(|(_, value)| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+            .collect(),
+    )
+}
+
+/// A JSON object with each of its names, also those that are there twice.
+struct Pairs(Vec<(String, serde_json::Value)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Pairs;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(pair) = map.next_entry()? {
+                    pairs.push(pair);
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
     }
 }
 
-fn in_form(body: &[u8], field: &str) -> Option<String> {
-    let text = std::str::from_utf8(body).ok()?;
-    text.split('&').find_map(|pair| {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (name == field).then(|| value.to_owned())
-    })
+/// Whatever a form says under the field's name.
+fn in_form(body: &[u8], field: &str) -> Vec<String> {
+    let pairs = body.split(|byte| *byte == b'&').map(|pair| {
+        let at = memchr(b'=', pair).unwrap_or(pair.len());
+        (unescaped(&pair[..at]), unescaped(pair.get(at + 1..).unwrap_or_default()))
+    });
+    let named = pairs.filter(|(name, _)| name.eq_ignore_ascii_case(field));
+    named.map(|(_, value)| value).collect()
+}
+
+/// A name or a value of a form, as it was before it was escaped.
+fn unescaped(text: &[u8]) -> String {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        let escaped = (*first == b'%').then(|| tail.get(..2)).flatten();
+        let byte = escaped.and_then(|digits| HEXLOWER_PERMISSIVE.decode(digits).ok());
+        plain.push(byte.as_ref().map_or(if *first == b'+' { b' ' } else { *first }, |byte| byte[0]));
+        rest = if byte.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&plain).into_owned()
+}
+
+fn mentions(body: &[u8], field: &str) -> bool {
+    body.windows(field.len().max(1))
+        .any(|part| part.eq_ignore_ascii_case(field.as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn head(headers: &[(&str, &str)]) -> Parts {
         let mut request = http::Request::post("/sale/claim?x=1");
@@ -123,7 +178,9 @@ mod tests {
         assert_eq!(units(&json, b"not json", "quantity"), Ok(1));
         assert_eq!(units(&form, b"size=L&quantity=2", "quantity"), Ok(2));
         assert_eq!(units(&form, b"", "quantity"), Ok(1));
-        assert_eq!(units(&head(&[]), b"quantity=9", "quantity"), Ok(1));
+        assert_eq!(units(&head(&[]), b"any 9", "quantity"), Ok(1));
+        assert_eq!(units(&json, br#"{"Quantity":3}"#, "quantity"), Ok(3));
+        assert_eq!(units(&form, b"%71uantity=%33", "quantity"), Ok(3));
         for bad in [
             &br#"{"quantity":0}"#[..],
             br#"{"quantity":-1}"#,
@@ -133,8 +190,57 @@ mod tests {
         ] {
             assert_eq!(units(&json, bad, "quantity"), Err(Unreadable::Units));
         }
+        // What a backend could read as another number: the first or the last, its own form, after unpacking.
+        let packed = head(&[("content-type", "application/json"), ("content-encoding", "gzip")]);
+        let parts = head(&[("content-type", "multipart/form-data; boundary=x")]);
+        let two = head(&[("content-type", "application/json"), ("content-type", "text/plain")]);
+        for (kind, unclear) in [
+            (&json, &br#"{"quantity":1,"quantity":5}"#[..]),
+            (&json, br#"{"quantity":1,"Quantity":5}"#),
+            (&json, br#"{'quantity':5}"#),
+            (&json, br#"[{"quantity":5}]"#),
+            (&form, b"quantity=1&quantity=5"),
+            (&form, b"quantity=1&%71uantity=5"),
+            (&packed, b"\x1f\x8b"),
+            (
+                &parts,
+                b"--x\r\nContent-Disposition: form-data; name=\"quantity\"\r\n\r\n5\r\n--x--",
+            ),
+            (&two, br#"{"quantity":5}"#),
+            (&head(&[]), b"quantity=9"),
+        ] {
+            assert_eq!(
+                units(kind, unclear, "quantity"),
+                Err(Unreadable::Units),
+                "{}",
+                String::from_utf8_lossy(unclear)
+            );
+        }
         assert_eq!(units(&form, b"quantity=", "quantity"), Err(Unreadable::Units));
         assert_eq!(units(&form, b"quantity=+1x", "quantity"), Err(Unreadable::Units));
+    }
+
+    proptest! {
+        /// Any body is read or refused, and nothing but a number that it says is taken for the units.
+        #[test]
+        fn any_body_is_read_or_refused(body in prop::collection::vec(any::<u8>(), 0..80), form: bool) {
+            let kind = if form { "application/x-www-form-urlencoded" } else { "application/json" };
+            let read = units(&head(&[("content-type", kind)]), &body, "quantity");
+            let digits = body.iter().any(u8::is_ascii_digit);
+            prop_assert!(matches!(read, Ok(1) | Err(_)) || digits);
+        }
+
+        /// A form says what was put into it, however it is escaped, and refuses to be read in two ways.
+        #[test]
+        fn a_form_says_what_was_put_into_it(count in 1_u64..5000, escaped in prop::collection::vec(any::<bool>(), 8), again: bool) {
+            let name: String = "quantity".bytes().zip(&escaped).map(|(byte, escape)| if *escape { format!("%{byte:02X}") } else { char::from(byte).to_string() }).collect();
+            let mut body = format!("size=L&{name}={count}&x=%zz");
+            if again {
+                body.push_str(&format!("&quantity={count}"));
+            }
+            let read = units(&head(&[("content-type", "application/x-www-form-urlencoded")]), body.as_bytes(), "quantity");
+            prop_assert_eq!(read, if again { Err(Unreadable::Units) } else { Ok(count) });
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Paths as a backend may read them.
 //!
 //! A rule is matched against *every* reading a backend could make of a path: percent-encodings undone once, twice, three times; `;parameters`
-//! kept or dropped; dots and spaces at a segment's end too; backslashes and doubled slashes as slashes; case ignored where the backend ignores it. Guards and claim routes match when
-//! *any* reading matches; a bypass only when there is just one reading. Dot segments, in any spelling, are refused: browsers never send them.
+//! kept or dropped; dots and spaces at a segment's end too; backslashes and doubled slashes as slashes; fullwidth letters and signs as plain ones; case
+//! ignored where the backend ignores it. Guards and claim routes match when *any* reading matches; a bypass only when there is just one reading. Dot segments, in any spelling, are refused: browsers never send them.
 
 use crate::fault::ClientFault;
 
@@ -34,8 +34,10 @@ impl<'a> Readings<'a> {
         let mut others = Vec::new();
         let mut bytes = path.as_bytes().to_vec();
         for round in 0..=MAX_DECODINGS {
-            others.push(normalise(&bytes, Ends::Kept)?);
-            others.push(normalise(&bytes, Ends::Dropped)?);
+            for reading in [Some(&bytes), folded(&bytes).as_ref()].into_iter().flatten() {
+                others.push(normalise(reading, Ends::Kept)?);
+                others.push(normalise(reading, Ends::Dropped)?);
+            }
             match decode(&bytes) {
                 None => break,
                 Some(_) if round == MAX_DECODINGS => return Err(ClientFault::Malformed("the path is encoded too often")),
@@ -123,6 +125,22 @@ fn normalise(bytes: &[u8], ends: Ends) -> Result<String, ClientFault> {
         }
     }
     Ok(String::from_utf8_lossy(&normal).into_owned())
+}
+
+/// Fullwidth letters and signs (U+FF01 to U+FF5E) as the plain ones that they look like, and some backends read; none when there are none.
+fn folded(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let [first, tail @ ..] = rest {
+        let letter = match rest {
+            [0xef, 0xbc, low @ 0x81..=0xbf, ..] => Some(low - 0x60),
+            [0xef, 0xbd, low @ 0x80..=0x9e, ..] => Some(low - 0x20),
+            _ => None,
+        };
+        plain.push(letter.unwrap_or(*first));
+        rest = if letter.is_some() { &rest[3..] } else { tail };
+    }
+    (plain.len() < bytes.len()).then_some(plain)
 }
 
 fn without_end(name: &[u8]) -> &[u8] {
@@ -239,6 +257,12 @@ mod tests {
             "/sale./x",
             "/sale%20",
             "/sale...;x",
+            "/%ef%bd%93ale",
+            "/\u{ff53}ale",
+            "/%EF%BC%B3%EF%BC%A1LE/x",
+            "/sale%ef%bc%8fx",
+            "/x%ef%bc%8f%ef%bc%8e%ef%bc%8e%ef%bc%8fsale",
+            "/%25ef%25bd%2593ale",
         ];
         for spelling in spellings {
             assert!(guarded(spelling, true) != Ok(false), "{spelling} went by");
@@ -277,7 +301,14 @@ mod tests {
         for _ in 0..decodings {
             bytes = decode(&bytes).unwrap_or(bytes);
         }
-        let text = String::from_utf8_lossy(&bytes).replace('\\', "/").to_ascii_lowercase();
+        let folded: String = String::from_utf8_lossy(&bytes)
+            .chars()
+            .map(|letter| match letter {
+                '\u{ff01}'..='\u{ff5e}' => char::from_u32(u32::from(letter) - 0xfee0).unwrap(),
+                other => other,
+            })
+            .collect();
+        let text = folded.replace('\\', "/").to_ascii_lowercase();
         let mut stack: Vec<String> = Vec::new();
         for segment in text.split('/') {
             match segment.split(';').next().unwrap_or_default() {
@@ -300,7 +331,7 @@ mod tests {
         #[test]
         fn whatever_a_backend_reads_as_guarded_is_guarded(
             pieces in prop::collection::vec(prop::sample::select(vec![
-                "/", "//", "\\", "sale", "SALE", "%73ale", "%2573ale", "s%61le", ".", "..", "%2e", "%2E%2e", "%252e", "%2f", "%252f", "%5c", ";", ";x", "%3b", "x", "%", "%zz", "public", "%20",
+                "/", "//", "\\", "sale", "SALE", "%73ale", "%2573ale", "s%61le", ".", "..", "%2e", "%2E%2e", "%252e", "%2f", "%252f", "%5c", ";", ";x", "%3b", "x", "%", "%zz", "public", "%20", "%ef%bd%93ale", "\u{ff33}ale", "%ef%bc%8f", "%ef%bc%8e", "%25ef%25bd%2593",
             ]), 0..9),
             decodings in 0_usize..=3,
         ) {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::clock::Clock;
 
@@ -209,4 +211,45 @@ fn the_key_file_is_for_its_owner_only_and_damage_is_said() {
         matches!(tokens.verify_ticket("42", &signed, NOW), Verified::Good(_)),
         "the old keys stay in use"
     );
+}
+
+/// Changes a token somewhere: another letter, one less, one more, a part twice, the end cut off.
+fn changed(token: &str, kind: u8, at: usize, letter: char) -> String {
+    let mut letters: Vec<char> = token.chars().collect();
+    let at = at % letters.len();
+    match kind % 5 {
+        0 => letters[at] = letter,
+        1 => drop(letters.remove(at)),
+        2 => letters.insert(at, letter),
+        3 => {
+            let tail = letters[at..].to_vec();
+            letters.extend(tail);
+        }
+        _ => letters.truncate(at),
+    }
+    letters.into_iter().collect()
+}
+
+proptest! {
+    /// CASE 8: nothing but the very token that was signed is good, for a ticket as for an admission.
+    #[test]
+    fn whatever_is_changed_is_not_ours(changes in prop::collection::vec((0_u8..5, any::<usize>(), prop::char::range('!', '~')), 1..4)) {
+        let (_folder, tokens) = tokens();
+        let pass = signed(&tokens, &room("42"), admission(NOW + 60_000), NOW);
+        let ticket = tokens.sign_ticket("42", &ticket(), NOW).unwrap();
+        let change = |token: &str| changes.iter().fold(token.to_owned(), |token, (kind, at, letter)| {
+            if token.is_empty() { token } else { changed(&token, *kind, *at, *letter) }
+        });
+        let (other_pass, other_ticket) = (change(&pass), change(&ticket));
+        prop_assert!(other_pass == pass || matches!(tokens.verify_admission("42", &other_pass, NOW), Verified::Forged), "{other_pass}");
+        prop_assert!(other_ticket == ticket || matches!(tokens.verify_ticket("42", &other_ticket, NOW), Verified::Forged), "{other_ticket}");
+    }
+
+    /// Any text is looked at without harm.
+    #[test]
+    fn any_text_is_no_token(text in "\\PC{0,80}") {
+        let (_folder, tokens) = tokens();
+        prop_assert!(matches!(tokens.verify_admission("42", &text, NOW), Verified::Forged));
+        prop_assert!(matches!(tokens.verify_ticket("42", &text, NOW), Verified::Forged));
+    }
 }

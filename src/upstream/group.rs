@@ -37,6 +37,12 @@ impl Group {
         }
     }
 
+    /// Leads nowhere, for tests of what does not lead anywhere.
+    #[cfg(test)]
+    pub(super) fn nobody() -> Self {
+        Self::new(Vec::new())
+    }
+
     /// A place at once, where there is only one backend and it has one.
     pub(super) fn seat_now(&self) -> Option<Seat> {
         match &*self.backends {

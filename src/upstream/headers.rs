@@ -299,7 +299,111 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn sent(lines: &[(String, String)], trusted_peer: bool) -> HeaderMap {
+        let group = crate::upstream::Group::nobody();
+        let mut head = http::Request::get("/x").body(()).unwrap().into_parts().0;
+        for (name, value) in lines {
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value.as_bytes())) {
+                head.headers.append(name, value);
+            }
+        }
+        head.headers.insert(HOST, HeaderValue::from_static("shop.example"));
+        let mut added = HeaderMap::new();
+        added.insert("waitgate-user", HeaderValue::from_static("ann"));
+        let to = Outgoing {
+            to: &group,
+            client: "203.0.113.7".parse().unwrap(),
+            peer: if trusted_peer { "10.0.0.1" } else { "203.0.113.7" }.parse().unwrap(),
+            scheme: "https",
+            trusted_peer,
+            added: &added,
+            cookie_prefixes: &["wgt_".to_owned(), "__Host-wgt_".to_owned()],
+            served_by: None,
+            path_and_query: None,
+        };
+        outgoing(&mut head, &to, Some(0), false);
+        head.headers
+    }
+
+    /// Names that mean something, in spellings that some backends take for them, and others.
+    fn name() -> impl Strategy<Value = String> {
+        let known = vec![
+            "connection",
+            "keep-alive",
+            "te",
+            "trailer",
+            "transfer-encoding",
+            "upgrade",
+            "proxy-authorization",
+            "proxy-connection",
+            "expect",
+            "x-forwarded-for",
+            "x-forwarded-proto",
+            "x-forwarded-host",
+            "x-real-ip",
+            "forwarded",
+            "cf-connecting-ip",
+            "true-client-ip",
+            "waitgate-user",
+            "waitgate-room",
+            "waitgate-admission",
+            "x-original-url",
+            "x-rewrite-url",
+            "accept",
+            "x-shop",
+            "cookie",
+        ];
+        (prop::sample::select(known), 0_u8..3).prop_map(|(name, spelling)| match spelling {
+            0 => name.to_owned(),
+            1 => name.to_ascii_uppercase(),
+            _ => name.replace('-', "_"),
+        })
+    }
+
     proptest! {
+        /// CASES 55 and 56: whatever a stranger sends, a backend sees nothing of one hop, each name by which it is told who asks once and ours, in no
+        /// other spelling, and what is nobody's business but its own as it was.
+        #[test]
+        fn a_backend_is_told_what_we_say(lines in prop::collection::vec((name(), prop::sample::select(vec![
+            "6.6.6.6", "for=6.6.6.6", "evil", "close, waitgate-user, x-forwarded-proto, host, cookie", "a, b", "https", "",
+        ]).prop_map(str::to_owned)), 0..14)) {
+            let seen = sent(&lines, false);
+            for (name, value) in [("x-forwarded-for", "203.0.113.7"), ("x-real-ip", "203.0.113.7"), ("x-forwarded-proto", "https"), ("waitgate-user", "ann"), ("host", "shop.example")] {
+                let all: Vec<_> = seen.get_all(name).iter().collect();
+                prop_assert_eq!(all, vec![value], "{}", name);
+            }
+            for key in seen.keys().map(HeaderName::as_str) {
+                let plain = key.replace('_', "-");
+                prop_assert!(!is_hop(key) && key != "expect" && !OTHER_PATH.contains(&plain.as_str()), "{}", key);
+                let ours = is_ours(&plain) && key != "waitgate-user";
+                let told = ["x-forwarded-for", "x-real-ip", "x-forwarded-proto", "x-forwarded-host"].contains(&key);
+                prop_assert!(!ours && (told || !is_identity(&plain)), "{}", key);
+            }
+            let named = lines.iter().any(|(name, value)| name.eq_ignore_ascii_case("connection") && value.contains("x-shop"));
+            let shop = lines.iter().filter(|(name, _)| name.eq_ignore_ascii_case("x-shop")).count();
+            prop_assert!(named || seen.get_all("x-shop").iter().count() == shop);
+        }
+
+        /// CASES 7 and 26: our cookies go nowhere, and the shop's arrive as they were, in their order, whatever they are made of and however many
+        /// lines they came in.
+        #[test]
+        fn the_shops_cookies_arrive_as_they_were(crumbs in prop::collection::vec((0_u8..4, "[!-:<-~]{0,12}"), 1..12), lines in 1_usize..4) {
+            let crumb = |(kind, value): &(u8, String)| match kind {
+                0 => format!("wgt_42={value}"),
+                1 => format!("__Host-wgt_42={value}"),
+                2 => format!("shop={value}"),
+                _ => format!("x{value}"),
+            };
+            let all: Vec<String> = crumbs.iter().map(crumb).collect();
+            let size = all.len().div_ceil(lines);
+            let sent_lines: Vec<_> = all.chunks(size).map(|chunk| ("cookie".to_owned(), chunk.join("; "))).collect();
+            let expected = all.iter().filter(|crumb| !crumb.starts_with("wgt_") && !crumb.starts_with("__Host-wgt_"));
+            let expected = expected.cloned().collect::<Vec<_>>().join("; ");
+            let seen = sent(&sent_lines, false);
+            let seen: Vec<_> = seen.get_all("cookie").iter().map(|line| line.to_str().unwrap().to_owned()).collect();
+            prop_assert_eq!(seen, if expected.is_empty() { vec![] } else { vec![expected] });
+        }
+
         /// An address is written as everybody writes it.
         #[test]
         fn an_address_is_written_as_it_is(address: std::net::IpAddr) {

@@ -12,6 +12,7 @@ mod room;
 mod server;
 mod slow;
 mod sold_out;
+mod spellings;
 mod strict;
 mod tls;
 mod token;
