@@ -15,6 +15,10 @@ pub use pause::Pause;
 /// What broke while a body was being sent. The connection is cut; nothing else can be said at that point.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
+/// Marks, among the extensions of an answer, that it goes on for as long as its client waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Lasting;
+
 /// The body of an answer.
 #[derive(Debug)]
 pub enum Body {

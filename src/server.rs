@@ -26,9 +26,11 @@ pub use crate::visitor::Peer;
 mod activity;
 mod answer;
 mod connection;
+mod desk;
 pub mod files;
 mod frames;
 mod head;
+mod lasting;
 mod moved;
 pub mod proxy_protocol;
 mod redirect;
@@ -68,15 +70,17 @@ const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nC
 struct Shared {
     settings: Arc<ListenerSettings>,
     stop: Stop,
+    connections: TaskTracker,
     builders: Builders,
 }
 
 impl Shared {
     fn new(settings: Arc<ListenerSettings>, stop: Stop, connections: TaskTracker) -> Arc<Self> {
         Arc::new(Self {
-            builders: Builders::new(&settings.limits, connections),
+            builders: Builders::new(&settings.limits, connections.clone()),
             settings,
             stop,
+            connections,
         })
     }
 }

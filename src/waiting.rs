@@ -14,6 +14,7 @@
 //!
 //! [`View`]: crate::response::view::View
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -313,7 +314,8 @@ async fn socket(house: &House, hall: &Arc<Hall>, mut asked: Asked) -> Result<Res
     let cut = house.stop.cut.clone();
     let ping_every = hall.settings.ping_every;
     house.stop.tasks.spawn(async move {
-        let carried = ws::carry(upgrade, Message::new(&view), taken, ping_every);
+        // Pinned here, so that it is kept once and not in every future around it.
+        let carried = pin!(ws::carry(upgrade, Message::new(&view), taken, ping_every));
         let _cut = cut.run_until_cancelled(carried).await;
         drop(counted);
     });

@@ -1,17 +1,14 @@
 //! One connection, from its first byte to its last: what it speaks, who answers, and when patience ends.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
-use http::header::{CACHE_CONTROL, CONNECTION, COOKIE, STRICT_TRANSPORT_SECURITY};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{HttpService, service_fn};
@@ -20,15 +17,16 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::TaskTracker;
 
-use super::activity::{Activity, Busy, Patience};
+use super::activity::{Activity, Patience};
 use super::answer::{Answer, STREAM, Streams};
+use super::desk::Desk;
+use super::lasting;
 use super::proxy_protocol::{self, Said};
-use super::redirect;
 use super::slots::Slot;
 use super::socket::{Line, Socket, Spoken};
 use super::{ConnectionLimits, Peer, Scheme, Shared, turn_away};
 use crate::body::Body;
-use crate::intake::{self, Upload};
+use crate::intake;
 
 /// What a connection is given after it was asked to end: a client that has heard it closes by itself.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -87,20 +85,6 @@ impl Builders {
     }
 }
 
-/// Everything that one connection needs to answer.
-struct Desk<H> {
-    handle: H,
-    peer: Peer,
-    activity: Arc<Activity>,
-    streams: Option<Streams>,
-    upload: intake::Limits,
-    max_headers: usize,
-    /// Requests are only sent on to https, on this port.
-    redirect: Option<u16>,
-    /// What browsers are told about coming by https.
-    hsts: Option<HeaderValue>,
-}
-
 /// A connection that was accepted, and its place among those that are open.
 pub(super) struct Accepted {
     pub(super) io: TcpStream,
@@ -142,6 +126,7 @@ where
         max_headers: limits.max_headers,
         redirect: settings.redirect.filter(|_| !peer.tls),
         hsts: settings.hsts.clone().filter(|_| peer.tls),
+        lasting: Mutex::default(),
     });
     let clerk = Arc::clone(&desk);
     let service = service_fn(move |request| clerk.answer(request));
@@ -149,14 +134,18 @@ where
     match spoken {
         Spoken::Http1 => {
             activity.is_http1();
-            let connection = pin!(shared.builders.http1.serve_connection(io, service).with_upgrades());
-            watch(connection, &shared, &activity, desk.streams.as_ref()).await;
+            let mut connection = shared.builders.http1.serve_connection(io, service).with_upgrades();
+            watch(Pin::new(&mut connection), &shared, &activity, &desk).await;
+            if let (Some(answer), Some(parts)) = (desk.take_lasting(), connection.into_parts()) {
+                let sending = lasting::send(parts.io.into_inner(), answer, shared.stop.clone());
+                shared.connections.spawn(sending); // in a task of its own, which is much smaller than this one
+            }
         }
         Spoken::Http2 => {
             // Boxed: most connections are not of this kind, which is twice as large.
             let mut connection = Box::pin(shared.builders.http2.serve_connection(io, service));
             let connection = connection.as_mut();
-            watch(connection, &shared, &activity, desk.streams.as_ref()).await;
+            watch(connection, &shared, &activity, &desk).await;
         }
     }
 }
@@ -259,7 +248,7 @@ where
 }
 
 /// Drives a connection until it ends, its patience does, or the gateway stops.
-async fn watch<C: Closing>(mut connection: Pin<&mut C>, shared: &Shared, activity: &Activity, streams: Option<&Streams>) {
+async fn watch<C: Closing, H>(mut connection: Pin<&mut C>, shared: &Shared, activity: &Activity, desk: &Desk<H>) {
     let limits = &shared.settings.limits;
     let patience = Patience {
         head: limits.header_timeout,
@@ -273,7 +262,7 @@ async fn watch<C: Closing>(mut connection: Pin<&mut C>, shared: &Shared, activit
             Some(end) => end.min(now + FAREWELL),
             None => activity.deadline(patience).map_or(now + tick, |end| end.min(now + tick)),
         };
-        if let Some(due) = streams.and_then(|streams| streams.drop_unread(limits.body_timeout)) {
+        if let Some(due) = desk.streams.as_ref().and_then(|streams| streams.drop_unread(limits.body_timeout)) {
             next = next.min(due);
         }
         tokio::select! {
@@ -282,6 +271,11 @@ async fn watch<C: Closing>(mut connection: Pin<&mut C>, shared: &Shared, activit
                 if let Err(error) = outcome {
                     tracing::debug!(%error, "a connection broke");
                 }
+                return;
+            }
+            // Looked at right after the connection, which is where it happens.
+            () = desk.has_lasting() => {
+                activity.upgrade();
                 return;
             }
             // A cut drains as well, so one of the two is enough to look at.
@@ -304,101 +298,4 @@ async fn watch<C: Closing>(mut connection: Pin<&mut C>, shared: &Shared, activit
             None => {}
         }
     }
-}
-
-impl<H, F> Desk<H>
-where
-    H: Fn(Request<Body>, Peer) -> F,
-    F: Future<Output = Response<Body>> + Unpin,
-{
-    fn answer(self: &Arc<Self>, request: Request<Incoming>) -> Answered<H, F> {
-        let busy = self.activity.begin();
-        let http1 = request.version() < Version::HTTP_2;
-        let (going, upload) = if request.headers().len() > self.max_headers && fields_of(request.headers()) > self.max_headers {
-            (Going::TooManyHeaders, None)
-        } else {
-            let (request, upload) = intake::limit(request, self.upload);
-            let going = match self.redirect {
-                Some(port) => Going::SentOn(Box::new(redirect::to_https(&request, port))),
-                None => Going::Asked((self.handle)(request, self.peer)),
-            };
-            (going, Some(upload).filter(|_| http1))
-        };
-        Answered {
-            desk: Arc::clone(self),
-            busy: Some(busy),
-            going,
-            upload,
-        }
-    }
-
-    fn send(&self, mut response: Response<Body>, upload: Option<&Upload>, busy: Busy) -> Response<Answer> {
-        if upload.is_some_and(|upload| !upload.is_over()) {
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            self.activity.leaves_unread();
-        }
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            self.activity.upgrade();
-        }
-        *response.version_mut() = Version::HTTP_11;
-        if let Some(hsts) = &self.hsts {
-            response
-                .headers_mut()
-                .entry(STRICT_TRANSPORT_SECURITY)
-                .or_insert_with(|| hsts.clone());
-        }
-        match &self.streams {
-            Some(streams) => response.map(|body| streams.watch(body, busy)),
-            None => response.map(|body| Answer::Plain(body, busy)),
-        }
-    }
-}
-
-/// An answer on its way. Written out rather than `async`: most answers are there at once, and a future is copied more than once before it is polled.
-struct Answered<H, F> {
-    desk: Arc<Desk<H>>,
-    busy: Option<Busy>,
-    going: Going<F>,
-    /// What the request brings with it, where the connection has to end when not all of it is read.
-    upload: Option<Upload>,
-}
-
-enum Going<F> {
-    Asked(F),
-    SentOn(Box<Response<Body>>),
-    TooManyHeaders,
-}
-
-impl<H, F> Future for Answered<H, F>
-where
-    H: Fn(Request<Body>, Peer) -> F,
-    F: Future<Output = Response<Body>> + Unpin,
-{
-    type Output = Result<Response<Answer>, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let response = match &mut this.going {
-            Going::Asked(answer) => ready!(Pin::new(answer).poll(context)),
-            Going::SentOn(answer) => std::mem::replace(&mut **answer, Response::new(Body::empty())),
-            Going::TooManyHeaders => too_many_headers(),
-        };
-        match this.busy.take() {
-            Some(busy) => Poll::Ready(Ok(this.desk.send(response, this.upload.as_ref(), busy))),
-            None => Poll::Pending, // polled again after its end: hyper does not
-        }
-    }
-}
-
-/// How many fields a head has. In HTTP/2 a browser sends each cookie as a field of its own, to be put together again: they are one.
-fn fields_of(headers: &HeaderMap) -> usize {
-    let crumbs = headers.get_all(COOKIE).iter().count();
-    headers.len() - crumbs.saturating_sub(1)
-}
-
-fn too_many_headers() -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
 }

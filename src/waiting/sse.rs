@@ -13,7 +13,7 @@ use http::{Response, StatusCode};
 use http_body::{Body as HttpBody, Frame};
 
 use super::seat::{Message, Next, Taken};
-use crate::body::Body;
+use crate::body::{Body, Lasting};
 use crate::telemetry::Counted;
 
 /// Proxies of nginx's kind buffer a stream unless told.
@@ -67,11 +67,16 @@ impl HttpBody for Events {
 pub fn stream(view: &Message, taken: Option<Taken>, counted: Option<Counted>) -> Response<Body> {
     let mut first = format!("retry: {}\n", fastrand::u32(1_000..4_000)).into_bytes();
     first.extend_from_slice(&if taken.is_some() { view.event() } else { end(view) });
-    answer(Events {
+    let lasts = taken.is_some();
+    let mut response = answer(Events {
         first: Some(first.into()),
         taken,
         _counted: counted,
-    })
+    });
+    if lasts {
+        response.extensions_mut().insert(Lasting);
+    }
+    response
 }
 
 /// A stream that only says "come back in a moment": an answer other than 200 would make an EventSource give up for good.

@@ -29,6 +29,8 @@ use hearing::{Hearing, USED_UP};
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// How long a goodbye may take, from the first word of it to the end of the connection.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(3);
+/// Bytes that are read at once, and kept ready for it all the time: a pong is a few.
+const READ_BUFFER: usize = 128;
 /// Bytes of a message of the client's at most: it has nothing to say but pongs and goodbyes.
 const MAX_INCOMING: usize = 4096;
 /// Bytes of everything it says between two pings at most.
@@ -72,7 +74,7 @@ pub fn switch(accept: &str) -> Option<Response<Body>> {
 pub async fn carry(upgrade: OnUpgrade, first: Message, taken: Option<Taken>, ping_every: Duration) {
     let Ok(upgraded) = upgrade.await else { return };
     let config = WebSocketConfig::default()
-        .read_buffer_size(1024)
+        .read_buffer_size(READ_BUFFER)
         .write_buffer_size(0)
         .max_write_buffer_size(32 << 10)
         .max_message_size(Some(MAX_INCOMING))

@@ -83,6 +83,56 @@ async fn a_socket_that_is_never_read_costs_little_and_is_dropped() {
     drop(deaf);
 }
 
+/// What waiting costs: a stream of events two and a half kilobytes of memory, and after ten events no more than before; a socket a little more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_costs_little_memory() {
+    const MANY: usize = 1_000;
+    let crew = Crew::of("rate = 0\n").await;
+    let process = crew.process(None).await;
+    let pid = process.child.id().expect("it runs");
+    let warm: Vec<_> = sockets(&process, 50).await;
+    let people: Vec<_> = (0..2 * MANY).map(|_| Visitor::new(process.public)).collect();
+    join_all(people.iter().map(Visitor::joins)).await;
+    let (watchers, talkers) = people.split_at(MANY);
+    let before = memory(pid);
+    let mut streams = join_all(watchers.iter().map(Visitor::stream)).await;
+    join_all(streams.iter_mut().map(|stream| stream.view())).await;
+    let with_streams = memory(pid);
+    let opening = talkers
+        .iter()
+        .map(async |visitor| visitor.socket_on(narrow(process.public).await).await);
+    let mut sockets = join_all(opening).await;
+    join_all(sockets.iter_mut().map(|socket| socket.next())).await;
+    let with_sockets = memory(pid);
+    for number in 0..10 {
+        let message = format!("news {number}");
+        tune(process.operators, json!({ "message": message })).await;
+        join_all(
+            streams
+                .iter_mut()
+                .map(|stream| stream.until("told", |view| view["message"] == message)),
+        )
+        .await;
+        join_all(
+            sockets
+                .iter_mut()
+                .map(async |socket| while socket.next().await.expect("open")["message"] != message {}),
+        )
+        .await;
+    }
+    let told = memory(pid);
+    let each = |bytes: u64| bytes / MANY as u64;
+    let (stream, socket, grown) = (
+        each(with_streams - before),
+        each(with_sockets - with_streams),
+        each(told.saturating_sub(with_sockets)),
+    );
+    assert!(stream <= 4096, "{stream} bytes a stream");
+    assert!(socket <= 6144, "{socket} bytes a socket");
+    assert!(grown <= 2048, "{grown} bytes more for both after ten events");
+    drop(warm);
+}
+
 /// CASE 44: peers that vanish without a word. Their own machine throws away every packet that arrives, so that nothing is acknowledged and nothing is
 /// refused, as when a phone is off. Within two pings their sockets are closed, their files are given back, and they are away; the others stay.
 #[cfg(target_os = "linux")]

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::{HASTY, called};
-use crate::backend::{nothing, soon};
-use crate::gateway::{Ask, LINE, Site, TICKET, Visitor, shop};
+use crate::backend::{PATIENCE, nothing, soon};
+use crate::gateway::{Ask, HOST_NAME, LINE, Site, TICKET, Visitor, shop};
 use crate::harness::within;
 
 fn events() -> Ask {
@@ -236,4 +236,48 @@ async fn streams_are_counted_while_they_are_open() {
         sse.is_some_and(|line| line.ends_with(" 0")) && ws.is_some_and(|line| line.ends_with(" 0"))
     })
     .await;
+}
+
+/// A stream of HTTP/1.1 goes over the wire as any answer: a head with its framing, chunks, a last one and the end. What a client sends meanwhile is
+/// not answered, and ends the stream when it is much; a client of HTTP/1.0 is sent the same without chunks.
+#[tokio::test]
+async fn a_stream_is_framed_like_any_answer() {
+    let site = Site::open(LINE).await;
+    let visitor = site.visitor();
+    visitor.stand().await;
+    let ticket = visitor.cookie(TICKET).unwrap();
+    let asked =
+        |version: &str| format!("GET /.waitgate/42/events HTTP/{version}\r\nHost: {HOST_NAME}\r\nCookie: {TICKET}={ticket}\r\n\r\n");
+    let mut wire = site.wire().await;
+    wire.send(asked("1.1") + "GET /.waitgate/42/status HTTP/1.1\r\nHost: a\r\n\r\n")
+        .await;
+    let head = wire.head().await.unwrap().to_ascii_lowercase();
+    for line in [
+        "http/1.1 200 ok",
+        "content-type: text/event-stream",
+        "transfer-encoding: chunked",
+        "connection: close",
+    ] {
+        assert!(head.lines().any(|written| written == line), "{line} in {head}");
+    }
+    assert!(head.contains("\r\ndate: ") && head.contains(" gmt\r\n"), "{head}");
+    assert!(!head.contains("content-length"), "{head}");
+    let mut old = site.wire().await;
+    old.send(asked("1.0")).await;
+    let head = old.head().await.unwrap().to_ascii_lowercase();
+    assert!(head.contains("text/event-stream") && !head.contains("chunked"), "{head}");
+
+    let mut talking = site.wire().await;
+    talking.send(asked("1.1")).await;
+    talking.head().await.unwrap();
+    talking.send(vec![b'x'; 64 << 10]).await;
+    assert!(talking.ends_within(PATIENCE).await, "whoever goes on talking is not listened to");
+
+    site.tune(json!({"closes_at": "2020-01-01T00:00:00Z"})).await;
+    let (body, _) = wire.chunks().await.expect("all chunks, and the last one");
+    let body = String::from_utf8(body).unwrap();
+    assert!(body.starts_with("retry: ") && body.contains("\"state\":\"closed\""), "{body}");
+    assert!(wire.ends_within(PATIENCE).await && wire.buffer.is_empty(), "and nothing after it");
+    assert!(old.ends_within(PATIENCE).await, "without chunks the end is the end");
+    assert!(String::from_utf8_lossy(&old.buffer).contains("\"state\":\"closed\""));
 }
