@@ -32,6 +32,12 @@ pub use tls::{Certificate, Tls, TlsServer, TlsVersion};
 pub use upstream::{Health, HttpVersion, TlsClient, Upstream, UpstreamTls};
 pub use values::Rate;
 
+/// Letters of `tokens.issuer` at most: it is in every admission, and those have to stay small.
+pub const MAX_ISSUER: usize = 64;
+
+/// Who polls is told to ask again after this long at the most: whatever he is to hear must last as long.
+pub const LONGEST_POLL: Duration = Duration::from_secs(20);
+
 /// The documented example, which is also where every default comes from.
 pub const DEFAULTS: &str = include_str!("../config/waitgate.toml");
 

@@ -343,6 +343,8 @@ impl<K: Hash + Eq + Clone> ShrinkableKeyedStateStore<K> for Cells<K> {
 mod tests {
     use super::*;
     use crate::config::Rate;
+    use governor::clock::FakeRelativeClock;
+    use proptest::prelude::*;
 
     fn bucket(per_second: u64, burst: u32, max_keys: usize) -> Bucket<u64> {
         let rate = Rate::from_milli(per_second * 1000);
@@ -386,6 +388,31 @@ mod tests {
         assert!(bucket.check(&0).is_err());
         bucket.prune();
         assert!(bucket.check(&0).is_err(), "pruning must not pardon anybody");
+    }
+
+    proptest! {
+        /// What `Retry-After` and `RateLimit` tell is right to the second, for any limit and at any moment: a second earlier is refused, and just then
+        /// it passes, once.
+        #[test]
+        fn the_time_that_is_told_is_right_to_the_second(milli in 1_u64..50_000, burst in 1_u32..40, late_ms in 0_u64..200_000) {
+            let clock = FakeRelativeClock::default();
+            let quota = config::Quota { rate: Rate::from_milli(milli), burst };
+            let bucket = Bucket::by(clock.clone(), ("test", quota), Capped::new(10));
+            clock.advance(Duration::from_millis(late_ms));
+            for _ in 0..burst {
+                prop_assert!(bucket.check(&7).is_ok());
+            }
+            let idle = u64::from(burst) * 1_000_000 / milli; // what works off the whole burst, ms
+            clock.advance(Duration::from_millis(late_ms % (idle + 1)));
+            while bucket.check(&7).is_ok() {}
+            let over = bucket.check(&7).unwrap_err();
+            let told_s = over.retry_after_s();
+            prop_assert_eq!(&over.headers()[1].1, &format!("\"test\";r=0;t={told_s}"));
+            clock.advance(Duration::from_secs(told_s - 1));
+            prop_assert!(bucket.check(&7).is_err(), "served a second before the {} s it was told", told_s);
+            clock.advance(Duration::from_secs(1));
+            prop_assert!(bucket.check(&7).is_ok(), "refused after the {} s it was told", told_s);
+        }
     }
 
     #[test]

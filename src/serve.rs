@@ -158,9 +158,7 @@ impl Serving {
         let clock = Clock::system();
         let ports = Ports::open(&config)?;
         let addresses = ports.addresses;
-        if let Some(tls) = &config.tls {
-            server::warn_of_dates(tls, clock.now_ms());
-        }
+        server::warn_of_dates(&config, clock.now_ms());
         let house = Arc::new(house(&config, &clock, &stop)?);
         let own = OwnThread::start()?;
         let (store, embedded) = open_store(&config.store, &clock, &house, &own).await?;

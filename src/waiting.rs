@@ -162,18 +162,20 @@ pub async fn stand(hall: &Hall, ticket: &Ticket, knock: Knock) -> Option<Stood> 
     }
 }
 
-/// The view of a ticket that stands like this, never worse than its own place says.
+/// The view of a ticket that stands like this, never worse than its own place says, nor than what this gateway told it before.
 #[must_use]
 pub fn view(hall: &Hall, ticket: &Ticket, stood: Option<Stood>) -> View {
     let sight = Sight::of(&hall.room);
-    match stood {
+    let mut view = match stood {
         Some(stood) => sight.standing(&hall.line, stood.standing),
         None => {
             let mut view = sight.waiting(&hall.line, (ticket.place > 0).then_some(ticket.place));
             view.delayed |= hall.room.door() != Door::Closed;
             view
         }
-    }
+    };
+    hall.feed.no_worse(&ticket.id, &mut view);
+    view
 }
 
 /// The place of somebody who waits, to be signed into the ticket.
@@ -232,8 +234,7 @@ async fn status(house: &House, hall: &Hall, presented: &Presented) -> Result<Res
     if hall.feed.seen(&ticket.id, place.map_or(ticket.place, |(_, place)| place)).is_err() {
         return Ok(full());
     }
-    let mut shown = view(hall, ticket, stood);
-    hall.feed.no_worse(&ticket.id, &mut shown);
+    let shown = view(hall, ticket, stood);
     Ok(with_place(house, hall, ticket, stood, response::json(StatusCode::OK, &shown)))
 }
 
@@ -417,15 +418,14 @@ async fn join_again(house: &House, hall: &Arc<Hall>, asked: Asked) -> Result<Res
         ticket = hall.new_ticket(house, user);
         stood = stand(hall, &ticket, Knock::Again).await;
     }
-    let view = view(hall, &ticket, stood);
-    let response = match reader {
-        Reader::Person => response::see_other(&next),
-        Reader::Script => response::json(StatusCode::OK, &view),
-    };
-    let (mut head, body) = response.into_parts();
     if let Some((_, place)) = place_of(stood) {
         here(hall, &ticket.id, place);
     }
+    let response = match reader {
+        Reader::Person => response::see_other(&next),
+        Reader::Script => response::json(StatusCode::OK, &view(hall, &ticket, stood)),
+    };
+    let (mut head, body) = response.into_parts();
     let (epoch, place) = place_of(stood).unwrap_or((ticket.epoch, ticket.place));
     hall.set_ticket(house, &Ticket { epoch, place, ..ticket }, &mut head);
     Ok(Response::from_parts(head, body))

@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::USER_AGENT;
 use http::request::Parts;
-use http::{HeaderValue, Method, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Response, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 
@@ -130,11 +130,6 @@ impl Note {
         self.head_ms.store(millis(self.started.elapsed()), Relaxed);
         if let Some(Code(code)) = response.extensions().get() {
             let _before = self.code.set(code);
-        }
-        if let Some(("sold_out", _)) = self.decided.get()
-            && response.status() == StatusCode::CONFLICT
-        {
-            let _before = self.code.set("sold_out"); // the short "no", which carries nothing along
         }
         // An answer to HEAD is whole without its body.
         self.whole.store(self.method == Method::HEAD, Relaxed);

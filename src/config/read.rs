@@ -12,8 +12,8 @@ use super::tls::read_tls;
 use super::upstream::read_upstream;
 use super::values::{choice, count, counted, duration, listen, network, origins, rate, size, sized, switch, text, word};
 use super::{
-    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, Ops, Pages, Quota, SameSite, Secret, Server,
-    Store, Tokens,
+    AccessTarget, Client, Config, Cookies, DEFAULTS, ForwardedHeader, Limits, Log, LogFormat, MAX_ISSUER, Ops, Pages, Quota, SameSite,
+    Secret, Server, Store, Tokens,
 };
 
 /// Reads and checks a settings file.
@@ -287,7 +287,12 @@ fn read_tokens(section: &Section<'_>, file: &Path, store: Option<&Store>) -> Opt
             .or_else(|| store.map(|store| store.data_dir.join("keys.json")))
             .unwrap_or_default(),
         ticket_ttl: section.get("ticket_ttl", duration)?,
-        issuer: section.get("issuer", word)?,
+        issuer: section.get("issuer", |value| {
+            let issuer = word(value)?;
+            let good = issuer.len() <= MAX_ISSUER && issuer.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte));
+            good.then_some(issuer)
+                .ok_or_else(|| format!("this is {MAX_ISSUER} letters at most, of plain ASCII: it is in every admission"))
+        })?,
     };
     section.finish();
     Some(tokens)

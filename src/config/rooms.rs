@@ -1,12 +1,15 @@
 //! Rooms: each is its own table over `[room]` over the defaults; then what only shows when rooms are seen side by side.
 
 use std::path::Path;
+use std::time::Duration;
+
+use toml::de::DeValue;
 
 use super::paths::{passes, path, pattern, same, under};
 use super::read::secret_file;
 use super::source::{Layer, Section};
-use super::values::{choice, count, counted, duration, host, moment, origins, rate, sized, switch, web_origin, word};
-use super::{Claim, Login, LoginAlgorithm, OnStoreLoss, Room};
+use super::values::{Read, choice, count, counted, duration, host, moment, origins, rate, sized, switch, web_origin, word};
+use super::{Claim, LONGEST_POLL, Login, LoginAlgorithm, OnStoreLoss, Room};
 
 /// Reads `[room]` as a room that lacks a name, so that mistakes in it are found even when there is no room.
 pub(super) fn read_template(root: &Section<'_>, file: &Path) {
@@ -69,20 +72,31 @@ fn read_room(section: &Section<'_>, id: &str, file: &Path) -> Option<Room> {
         opens_at: section.get("opens_at", moment),
         closes_at: section.get("closes_at", moment),
         on_store_loss: on_store_loss.unwrap_or(OnStoreLoss::Hold),
-        turn_ttl: section.get("turn_ttl", duration)?,
+        turn_ttl: section.get("turn_ttl", turn)?,
         admission_ttl: section.get("admission_ttl", duration)?,
         away_after: section.get("away_after", duration)?,
         ping_every: section.get("ping_every", duration)?,
         grace: section.get("grace", duration)?,
         rebuild: section.get("rebuild", duration)?,
         max_waiters: section.get("max_waiters", counted(1, 100_000_000))?,
-        memory: std::time::Duration::ZERO, // known once the tokens' section has been read
+        memory: Duration::ZERO, // known once the tokens' section has been read
         origins: section.list("origins", web_origin)?,
         login,
         claim,
     };
     section.finish();
     Some(room)
+}
+
+/// How long a turn lasts: whoever polls must not find that it came and went in between.
+fn turn(value: &DeValue<'_>) -> Read<Duration> {
+    match duration(value)? {
+        shorter if shorter < LONGEST_POLL => {
+            let least = LONGEST_POLL.as_secs();
+            Err(format!("this is {least}s at least: whoever polls may hear of the turn so late"))
+        }
+        ttl => Ok(ttl),
+    }
 }
 
 fn read_claim(section: &Section<'_>) -> Option<Claim> {

@@ -87,6 +87,10 @@ impl Gateway {
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
         let cookieless = came_from_itself(&arrival.head);
+        let (epoch, place) = place_of(stood).unwrap_or((0, 0));
+        if place > 0 {
+            here(hall, &ticket.id, place); // before the number, so that it is remembered
+        }
         let known = stood.filter(|stood| stood.standing != Standing::MustWait);
         let response = match known {
             None if !cookieless => first_page(&self.house, hall, refusal),
@@ -100,10 +104,6 @@ impl Gateway {
             }
         };
         let (mut head, body) = response.into_parts();
-        let (epoch, place) = place_of(stood).unwrap_or((0, 0));
-        if place > 0 {
-            here(hall, &ticket.id, place);
-        }
         hall.set_ticket(&self.house, &Ticket { epoch, place, ..ticket }, &mut head);
         Ok(Response::from_parts(head, body))
     }
@@ -125,9 +125,8 @@ impl Gateway {
             return self.let_in(hall, &ticket, pass, arrival).await;
         }
         let place = place_of(stood);
-        let mut shown = view(hall, &ticket, stood);
-        here(hall, &ticket.id, place.map_or(ticket.place, |(_, place)| place));
-        hall.feed.no_worse(&ticket.id, &mut shown); // whoever only refreshes was told a number, too
+        here(hall, &ticket.id, place.map_or(ticket.place, |(_, place)| place)); // before the number, so that it is remembered
+        let shown = view(hall, &ticket, stood);
         let (mut head, body) = waiting_page(&self.house, hall, refusal, &shown, (place.is_some(), false)).into_parts();
         if let Some(place) = place {
             hall.set_place(&self.house, &ticket, place, &mut head);
@@ -186,7 +185,10 @@ impl Gateway {
     fn must_wait(&self, hall: &Hall, presented: &Presented, head: &Parts) -> Response<Body> {
         let sight = Sight::of(&hall.room);
         let place = presented.ticket.as_ref().map(|ticket| ticket.place).filter(|place| *place > 0);
-        let view = sight.waiting(&hall.line, place);
+        let mut view = sight.waiting(&hall.line, place);
+        if let Some(ticket) = &presented.ticket {
+            hall.feed.no_worse(&ticket.id, &mut view);
+        }
         let page = hall.settings.paths.first().map_or("/", String::as_str);
         let retry_after_s = view.poll_after_s;
         let problem = Problem::new(

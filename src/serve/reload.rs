@@ -17,7 +17,7 @@ use crate::gateway::Gateway;
 use crate::limit::Limits;
 use crate::ops::{ConfigNow, Ops, Refused, ReloadAsk, Reloaded};
 use crate::response::pages::Pages;
-use crate::server::{ListenerSettings, Live};
+use crate::server::{ListenerSettings, Live, warn_of_dates};
 use crate::telemetry::LogFilter;
 use crate::upstream::Upstreams;
 use crate::waiting::hall::House;
@@ -137,6 +137,7 @@ impl Reloader {
         let gone = self.keeper.gone_after(&plan);
         let gateway = Gateway::new(&config, Arc::clone(&house), plan.halls(), Arc::clone(&self.upstreams), gone);
         // Nothing below can fail.
+        warn_of_dates(&config, self.keeper.clock.now_ms());
         self.keeper.take_over(&plan);
         self.live.store(gateway);
         let connections = super::affordable(config.server.max_connections);

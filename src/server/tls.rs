@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use super::moved::Moved;
 use super::socket::Spoken;
 use crate::clock::UnixMs;
-use crate::config;
+use crate::config::{self, Config};
 
 /// How long before its end a certificate is complained about.
 const SOON_MS: u64 = 14 * 24 * 3600 * 1000;
@@ -57,12 +57,14 @@ impl Tls {
     }
 }
 
-/// Says which certificates are over, or soon will be. To be called whenever settings were read.
-pub fn warn_of_dates(settings: &config::Tls, now_ms: UnixMs) {
-    for certificate in &settings.certificates {
+/// Says which certificates are over, or soon will be: those that browsers are shown, and the one that backends are. To be called whenever
+/// settings come into force.
+pub fn warn_of_dates(settings: &Config, now_ms: UnixMs) {
+    let shown = settings.tls.iter().flat_map(|tls| &tls.certificates);
+    for certificate in shown.chain(&settings.upstream.tls.certificate) {
         let file = certificate.chain.display();
         if certificate.expires_at <= now_ms {
-            tracing::warn!(%file, names = ?certificate.names, "this certificate has expired: browsers will not come in");
+            tracing::warn!(%file, names = ?certificate.names, "this certificate has expired: whoever is shown it will not go on");
         } else if certificate.expires_at <= now_ms + SOON_MS {
             let days = (certificate.expires_at - now_ms) / (24 * 3600 * 1000);
             tracing::warn!(%file, names = ?certificate.names, days, "this certificate expires soon");

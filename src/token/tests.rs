@@ -85,6 +85,33 @@ fn an_admission_ends_when_it_says() {
     );
 }
 
+/// CASE 26: an admission of an ordinary user is 512 bytes at most, and with the longest ids that are allowed a kilobyte: far below what browsers and
+/// backends refuse.
+#[test]
+fn the_longest_ids_fit_into_a_cookie() {
+    let folder = tempfile::tempdir().unwrap();
+    let issuer = "i".repeat(config::MAX_ISSUER);
+    let settings = config::Tokens {
+        issuer,
+        ..settings(&folder)
+    };
+    let long = Tokens::new(&settings, NOW).unwrap();
+    let (_folder, plain) = tokens();
+    let uuid = "6f1c1f0e-5f3a-4a2b-9c7d-2b8e4f6a1c3d";
+    let longest = "\\".repeat(crate::visitor::login::MAX_USER);
+    for (tokens, room_id, user, most) in [(&plain, "autumn-sale", uuid, 512), (&long, &*"r".repeat(32), &*longest, 1024)] {
+        let room = room(room_id);
+        let admission = Admission {
+            user: user.to_owned(),
+            epoch: u64::MAX,
+            ..admission(NOW + 60_000)
+        };
+        let signed = signed(tokens, &room, admission, NOW);
+        assert!(signed.len() <= most, "{user}: {} bytes", signed.len());
+        assert!(matches!(tokens.verify_admission(&room.id, &signed, NOW), Verified::Good(_)));
+    }
+}
+
 #[test]
 fn the_same_admission_is_the_same_token() {
     let (_folder, tokens) = tokens();

@@ -8,7 +8,7 @@ use crate::clock::UnixMs;
 use crate::config::{Login, LoginAlgorithm};
 
 /// Bytes of a user's name at most.
-const MAX_USER: usize = 128;
+pub(crate) const MAX_USER: usize = 128;
 /// Bytes of a login token at most.
 const MAX_TOKEN: usize = 4096;
 

@@ -64,7 +64,7 @@ struct Guest {
     place: Place,
     seats: Vec<Arc<Seat>>,
     seen_ms: UnixMs,
-    /// The best number a poll was told.
+    /// The best number that a page, a poll or a stream which has ended was told.
     ahead: u64,
 }
 
@@ -129,10 +129,12 @@ impl Feed {
             .greet(ticket, place, self.room.clock.now_ms(), self.room.settings().max_waiters)
     }
 
-    /// Whoever polls is told no worse number than before: a bound may grow while the last block of places still fills.
+    /// Whoever is here is told no worse number than before, be it by a page, a poll or a stream: a bound may grow while the last block of places
+    /// still fills.
     pub fn no_worse(&self, ticket: &str, view: &mut View) {
         if let (Some(guest), Some(ahead)) = (self.here().present.get_mut(ticket), &mut view.ahead) {
-            guest.ahead = guest.ahead.min(*ahead);
+            let heard = guest.seats.iter().filter_map(|seat| seat.heard_at(guest.place)).min();
+            guest.ahead = guest.ahead.min(heard.unwrap_or(u64::MAX)).min(*ahead);
             *ahead = guest.ahead;
         }
     }
@@ -151,6 +153,7 @@ impl Feed {
         here.unsettled.remove(&seat.serial);
         if let Some(guest) = here.present.get_mut(&seat.ticket) {
             guest.seats.retain(|other| other.serial != seat.serial);
+            guest.ahead = guest.ahead.min(seat.heard_at(guest.place).unwrap_or(u64::MAX));
             guest.seen_ms = self.room.clock.now_ms();
         }
     }

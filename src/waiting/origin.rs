@@ -87,6 +87,7 @@ fn listed_origin<'h>(headers: &'h HeaderMap, listed: &[String]) -> Option<&'h He
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn may(headers: &[(&'static str, &str)]) -> bool {
         let mut map = HeaderMap::new();
@@ -114,5 +115,38 @@ mod tests {
         }
         assert!(!may(&[("sec-fetch-site", "cross-site")]));
         assert!(!may(&[("sec-fetch-site", "same-site")]));
+    }
+
+    proptest! {
+        /// CASE 49: whatever else an `Origin` is made of, however near to one of ours, and whatever else the browser says of the page: it does not act.
+        #[test]
+        fn whatever_is_not_ours_does_not_act(
+            (scheme, before, host, port, after) in (
+                prop::sample::select(vec!["https://", "http://", "HTTPS://", "ws://", "", "https:", "https:///", "null"]),
+                prop::sample::select(vec!["", "", "", "evil.", "evil@", "m.example@", " ", "\t", "."]),
+                prop::sample::select(vec!["shop.example", "SHOP.example", "m.example", "M.example", "evil.example", "[::1]", ""]),
+                prop::sample::select(vec![":8443", ":443", ":", "", ":08443", ":8443:8443"]),
+                prop::sample::select(vec!["", "", "", "/", ".", ".evil.example", "#", "?", "%00", ", https://m.example", " ", "\\", "\u{e9}"]),
+            ),
+            site in prop::sample::select(vec!["same-origin", "none", "same-site", "cross-site"]),
+        ) {
+            let origin = format!("{scheme}{before}{host}{port}{after}");
+            let seen = http::HeaderValue::from_bytes(origin.as_bytes()).unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert("origin", seen);
+            headers.insert("sec-fetch-site", site.parse().unwrap());
+            let own = ["https://shop.example:8443", "http://shop.example:8443", "https://SHOP.example:8443", "http://SHOP.example:8443", "https://m.example"];
+            let acts = may_act(&headers, "shop.example:8443", &["https://m.example".to_owned()]);
+            prop_assert_eq!(acts, own.contains(&origin.as_str()), "{}", origin);
+        }
+
+        /// And so it is with any bytes at all.
+        #[test]
+        fn any_bytes_are_no_origin_of_ours(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            if let Ok(origin) = HeaderValue::from_bytes(&bytes) {
+                let headers = HeaderMap::from_iter([(ORIGIN, origin)]);
+                prop_assert!(!may_act(&headers, "shop.example:8443", &["https://m.example".to_owned()]));
+            }
+        }
     }
 }

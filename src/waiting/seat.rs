@@ -126,6 +126,11 @@ impl Seat {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) == Some((view.state, view.delayed))
     }
 
+    /// The number it was told last, as somebody at this place.
+    pub(super) fn heard_at(&self, place: Place) -> Option<u64> {
+        (self.place.load(Relaxed) == place).then(|| self.ahead.load(Relaxed))
+    }
+
     pub(super) fn keep_alive(&self, now_ms: UnixMs) {
         self.told_ms.store(now_ms, Relaxed);
         self.slot().keep_alive = true;

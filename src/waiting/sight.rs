@@ -3,6 +3,7 @@
 //! One [`Sight`] is taken per pass over a room's streams, or per request: what is the same for all is looked up once.
 
 use crate::clock::UnixMs;
+use crate::config::LONGEST_POLL;
 use crate::queue::Line;
 use crate::response::view::{Reason, State, View};
 use crate::room::{Door, Room};
@@ -11,7 +12,7 @@ use crate::store::scripts::{Fate, Place, Standing};
 /// A wait at most this long is "nearly".
 const NEARLY_S: u64 = 30;
 /// Who polls asks again after this long at the least, and at the most. The most stays well under the shortest sensible `away_after`.
-const POLL_S: (u64, u64) = (3, 20);
+const POLL_S: (u64, u64) = (3, LONGEST_POLL.as_secs());
 
 /// What is the same for all who wait: when it changes, all are told.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ let stage;
 before(async () => {
   const names = ["target", "back", "plain", "hidden", "follow", "early", "circle", "blocked", "lapse", "opening", "old"];
   const rooms = Object.fromEntries(names.map((name) => [name, {}]));
-  rooms.lapse = { turn_ttl: '"2s"' };
+  rooms.lapse = { turn_ttl: '"20s"' }; // the shortest there is
   stage = await openStage(rooms);
 });
 after(() => stage?.close());

@@ -130,6 +130,10 @@ fn places(text: &str) -> Vec<String> {
 
 /// Mistakes that one key makes, or two: each alone in its file.
 const MISTAKES: &[(&str, &str)] = &[
+    (
+        "[tokens]\nissuer = \"a\\\"b\"",
+        "2:10: tokens.issuer: this is 64 letters at most, of plain ASCII: it is in every admission",
+    ),
     // Unknown keys.
     (
         "[server]\nlissten = \"127.0.0.1:1\"",
@@ -273,6 +277,10 @@ fn each_mistake_says_where_it_is() {
 
 /// Mistakes that a room makes, each behind [`ROOM`].
 const ROOM_MISTAKES: &[(&str, &str)] = &[
+    (
+        "turn_ttl = \"19999ms\"",
+        "5:12: rooms.42.turn_ttl: this is 20s at least: whoever polls may hear of the turn so late",
+    ),
     (
         "rate = true",
         "5:8: rooms.42.rate: this is a rate, not true or false: write 200, \"200/s\", \"100/min\" or \"50/h\"",
@@ -420,6 +428,9 @@ fn all_mistakes_come_at_once_in_the_order_of_the_file() {
     // A mistake in what all rooms start from is told once.
     let shared = format!("[room]\nturn_ttl = 3\n{ROOM}{}", ROOM.replace("42", "43"));
     assert_eq!(places(&shared).len(), 1, "{:?}", places(&shared));
+    // A turn of just so long as somebody may not hear of it is none too short.
+    assert_eq!(places(&format!("{ROOM}turn_ttl = \"20s\"\n")), Vec::<String>::new());
+    assert_eq!(places(&format!("[room]\nturn_ttl = \"19s\"\n{ROOM}")).len(), 1);
     // And so are several places that are not TOML at all.
     let broken = places("a = \nb = [1\n[server\nx = 1 2\n");
     assert!(

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::SeqCst};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST};
@@ -96,6 +97,8 @@ pub struct Crew {
     pub drain_timeout: &'static str,
     /// How long a client may refuse to read.
     pub body_timeout: &'static str,
+    /// Turns of gateways in this process that are shorter than settings may have them, so that no test waits for one to lapse.
+    pub turn_ttl: Option<Duration>,
 }
 
 impl Crew {
@@ -119,6 +122,7 @@ impl Crew {
             store_timeout: "2s",
             drain_timeout: "10s",
             body_timeout: "7s",
+            turn_ttl: None,
         }
     }
 
@@ -158,7 +162,12 @@ upstream = "http://{shop}"
     }
 
     fn config(&self, store_url: &str) -> Config {
-        config::parse(&self.file(store_url), &self.dir.path().join("waitgate.toml")).expect("the settings are good")
+        let parsed = config::parse(&self.file(store_url), &self.dir.path().join("waitgate.toml"));
+        let mut config = parsed.expect("the settings are good");
+        for room in &mut config.rooms {
+            room.turn_ttl = self.turn_ttl.unwrap_or(room.turn_ttl);
+        }
+        config
     }
 
     /// One more gateway in this process.

@@ -7,10 +7,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use waitgate::config;
+use waitgate::config::{self, Config};
 use waitgate::serve::Serving;
 use waitgate::server::Stop;
 
@@ -68,6 +69,17 @@ impl Site {
         Self::with_gates(1, backend, settings).await
     }
 
+    /// With turns shorter than settings may have them, so that no test waits for one to lapse.
+    pub async fn in_haste(settings: &str, turn_ttl: Duration) -> Self {
+        let mut site = Self::with_gates(0, shop().await, settings).await;
+        let mut config = site.settings(settings);
+        for room in &mut config.rooms {
+            room.turn_ttl = turn_ttl;
+        }
+        site.gates.push(Gate::start(config).await);
+        site
+    }
+
     /// Several gateways on one store, with one set of keys.
     pub async fn with_gates(count: usize, backend: Backend, settings: &str) -> Self {
         let redis = Redis::start().await;
@@ -87,10 +99,13 @@ impl Site {
 
     /// One more gateway on the same store, keys and backend.
     pub async fn another(&self, settings: &str) -> Gate {
+        Gate::start(self.settings(settings)).await
+    }
+
+    fn settings(&self, settings: &str) -> Config {
         let file = self.folder.path().join(format!("gate-{}.toml", fastrand::u64(..)));
         self.write(&file, settings);
-        let config = config::load(&file).unwrap_or_else(|mistakes| panic!("{mistakes}\n{settings}"));
-        Gate::start(config).await
+        config::load(&file).unwrap_or_else(|mistakes| panic!("{mistakes}\n{settings}"))
     }
 
     /// Writes other settings for the first gateway; they are in force when it is told to read them.

@@ -1,5 +1,6 @@
 //! The path of a request, a file per step.
 
+mod access;
 mod claim;
 mod corpus;
 mod h2_floods;

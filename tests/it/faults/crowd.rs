@@ -19,7 +19,6 @@ use crate::harness::{Redis, patient, within};
 const ROOM: &str = r#"
 rate = "60/s"
 stock = 40
-turn_ttl = "3s"
 away_after = "400ms"
 grace = "1s"
 claim.path = "/sale/claim"
@@ -235,7 +234,8 @@ async fn whatever_people_do_the_promises_hold() {
     {
         println!("the crowd's seed is {seed}");
     }
-    let crew = Crew::of(ROOM).await;
+    let mut crew = Crew::of(ROOM).await;
+    crew.turn_ttl = Some(Duration::from_secs(3));
     let gateways = [crew.gateway().await, crew.gateway().await];
     let public = gateways.each_ref().map(|gateway| gateway.public);
     let mut rng = Rng::with_seed(seed);

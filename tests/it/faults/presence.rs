@@ -97,7 +97,8 @@ async fn who_is_away_blocks_nobody_and_is_next_when_back() {
 /// CASE 2: a turn that nobody took, and an admission that ended, kept their slot, and whoever came late was told nothing.
 #[tokio::test]
 async fn a_turn_not_taken_lapses_and_the_next_one_is_called() {
-    let crew = Crew::of("rate = \"50/s\"\ncap = 1\nturn_ttl = \"1s\"\nadmission_ttl = \"2s\"").await;
+    let mut crew = Crew::of("rate = \"50/s\"\ncap = 1\nadmission_ttl = \"2s\"").await;
+    crew.turn_ttl = Some(Duration::from_secs(1));
     let gateway = crew.gateway().await;
     let line: Vec<_> = (0..3).map(|_| Visitor::new(gateway.public)).collect();
     within("the first is in", async || line[0].gets_in().await).await;

@@ -2,14 +2,17 @@
 
 use std::net::SocketAddr;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+use waitgate::clock::Clock;
 
 use crate::backend::soon;
 use crate::gateway::{LINE, SHOP, Site, said, shop_that};
 use crate::harness::within;
+use crate::papers::Papers;
 
 /// CASE 47: whatever may be changed is changed while streams stay open, and they go on telling what happens.
 #[tokio::test]
@@ -195,38 +198,21 @@ async fn a_hang_up_is_a_reload() {
     let site = Site::open(LINE).await;
     let text = std::fs::read_to_string(&site.file).unwrap();
     let file = site.folder.path().join("process.toml");
-    std::fs::write(&file, &text).unwrap();
-    let mut gateway = Command::new(env!("CARGO_BIN_EXE_waitgate"))
-        .args(["serve", "--config", file.to_str().unwrap()])
-        .env("RUST_LOG", "info")
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(gateway.stderr.take().unwrap()).lines();
-    let mut until = async |what: &str| loop {
-        let line = soon(log.next_line()).await.unwrap().expect("it runs");
-        let line: Value = serde_json::from_str(&line).unwrap_or_default();
-        if line["message"].as_str().is_some_and(|message| message.contains(what)) {
-            break line;
-        }
-    };
-    let serves = until("waitgate serves").await;
+    let mut gateway = Running::with(&site, &text);
+    let serves = gateway.until("waitgate serves").await.pop().unwrap();
     let operators: SocketAddr = serves["operators"].as_str().unwrap().parse().unwrap();
 
     std::fs::write(&file, format!("{text}bypass = [\"*.css\"]\n")).unwrap();
-    let pid = i32::try_from(gateway.id().unwrap()).unwrap();
-    let hang_up = || rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::HUP).unwrap();
-    hang_up();
-    let said = until("read again").await;
+    gateway.hang_up();
+    let said = gateway.until("read again").await.pop().unwrap();
     assert_eq!(
         (&said["who"], &said["changed"]),
         (&json!("SIGHUP"), &json!("rooms.42.bypass")),
         "{said}"
     );
     std::fs::write(&file, format!("{text}bypas = [\"*.css\"]\n")).unwrap();
-    hang_up();
-    let said = until("not changed").await;
+    gateway.hang_up();
+    let said = gateway.until("not changed").await.pop().unwrap();
     assert!(said["refused"].as_str().unwrap().contains("did you mean `bypass`?"), "{said}");
 
     let reload = async || {
@@ -247,6 +233,103 @@ async fn a_hang_up_is_a_reload() {
     let (code, out, error) = reload().await;
     assert_eq!((code, error.as_str()), (Some(0), ""));
     assert!(out.starts_with("changed: rooms.42.bypass\n"), "{out}");
-    assert_eq!(until("read again").await["who"], "ana");
-    assert!(gateway.try_wait().unwrap().is_none(), "it runs on");
+    assert_eq!(gateway.until("read again").await.pop().unwrap()["who"], "ana");
+    assert!(gateway.child.try_wait().unwrap().is_none(), "it runs on");
+}
+
+/// A certificate that is over, or soon will be, is said to be at start and whenever settings are read again, though nothing changed but the file's
+/// contents: browsers' and the one that backends are shown.
+#[tokio::test]
+async fn dates_of_certificates_are_looked_at_with_every_reading() {
+    let site = Site::open(LINE).await;
+    let papers = Papers::new();
+    let lasting = |file: &str, days: u64| {
+        let ends = Duration::from_millis(Clock::system().now_ms()) + Duration::from_secs(days * 24 * 3600);
+        papers.issue_that(file, &["shop.example"], |params| {
+            params.not_after = rcgen::date_time_ymd(1970, 1, 1) + ends - Duration::from_secs(24 * 3600 - 60);
+        });
+    };
+    lasting("public", 4);
+    lasting("ours", 0);
+    let item = |file: &str| {
+        format!(
+            "{{ chain = {:?}, key = {:?} }}",
+            papers.path(&format!("{file}.pem")),
+            papers.path(&format!("{file}.key"))
+        )
+    };
+    let settings = std::fs::read_to_string(&site.file).unwrap();
+    let text = format!(
+        "tls.listen = \"127.0.0.1:0\"\ntls.certificates = [{}]\nupstream.tls.certificate = {}\n{settings}",
+        item("public"),
+        item("ours")
+    );
+    let mut process = Running::with(&site, &text);
+    let at_start = process.until("waitgate serves").await;
+    assert_eq!(dates(&at_start), ["ours.pem: has expired", "public.pem: expires soon, 3"]);
+    lasting("public", 0);
+    lasting("ours", 400);
+    process.hang_up();
+    assert_eq!(dates(&process.until("read again").await), ["public.pem: has expired"]);
+    lasting("public", 400);
+    process.hang_up();
+    assert_eq!(dates(&process.until("read again").await), Vec::<String>::new(), "both were renewed");
+}
+
+/// What was complained about in these lines of the log, in order of files.
+fn dates(lines: &[Value]) -> Vec<String> {
+    let mut said: Vec<String> = lines
+        .iter()
+        .filter(|line| line["level"] == "WARN" && line["file"].is_string())
+        .map(|line| {
+            let file = line["file"].as_str().unwrap().rsplit('/').next().unwrap();
+            match line["days"].as_u64() {
+                Some(days) => format!("{file}: expires soon, {days}"),
+                None => format!("{file}: has expired"),
+            }
+        })
+        .collect();
+    said.sort();
+    said
+}
+
+/// The real program, whose log is read line by line.
+struct Running {
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+}
+
+impl Running {
+    fn with(site: &Site, settings: &str) -> Self {
+        let file = site.folder.path().join("process.toml");
+        std::fs::write(&file, settings).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_waitgate"))
+            .args(["serve", "--config", file.to_str().unwrap()])
+            .env("RUST_LOG", "info")
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, log }
+    }
+
+    /// The lines up to the one that says this.
+    async fn until(&mut self, what: &str) -> Vec<Value> {
+        let mut lines = Vec::new();
+        loop {
+            let line = soon(self.log.next_line()).await.unwrap().expect("it runs");
+            let line: Value = serde_json::from_str(&line).unwrap_or_default();
+            let found = line["message"].as_str().is_some_and(|message| message.contains(what));
+            lines.push(line);
+            if found {
+                return lines;
+            }
+        }
+    }
+
+    fn hang_up(&self) {
+        let pid = i32::try_from(self.child.id().unwrap()).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::HUP).unwrap();
+    }
 }

@@ -1,16 +1,22 @@
 //! The waiting routes over real sockets: status, events, sockets, entering, leaving, starting again, and who may ask.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::gateway::{ADMISSION, Ask, LINE, Reply, Site, TICKET, Visitor, claims};
 use crate::harness::within;
 
+mod numbers;
 mod origins;
 mod streams;
 
-/// A room where everything ends soon.
-const HASTY: &str =
-    "[rooms.42]\npaths = [\"/sale\"]\nrate = 0\nturn_ttl = \"700ms\"\nadmission_ttl = \"1s\"\naway_after = \"300ms\"\ngrace = \"500ms\"\n";
+/// A room where everything ends soon, turns included.
+const HASTY: &str = "[rooms.42]\npaths = [\"/sale\"]\nrate = 0\nadmission_ttl = \"1s\"\naway_after = \"300ms\"\ngrace = \"500ms\"\n";
+
+async fn hasty(settings: &str) -> Site {
+    Site::in_haste(settings, Duration::from_millis(700)).await
+}
 
 /// Somebody who has been called.
 async fn called(site: &Site) -> Visitor {
@@ -73,7 +79,7 @@ async fn entering_is_for_the_called_and_once() {
 /// CASE 2, 28: a turn that nobody takes, a session that is over, a page that was away for too long: each has its word, and a way back.
 #[tokio::test]
 async fn what_is_lost_has_a_name_and_a_way_back() {
-    let site = Site::open(HASTY).await;
+    let site = hasty(HASTY).await;
     let gone_with = async |visitor: &Visitor, reason: &str, code: &str| {
         within(reason, async || {
             let view = visitor.status().await.json();
@@ -112,7 +118,7 @@ async fn what_is_lost_has_a_name_and_a_way_back() {
 /// CASE 28: within the grace a page that slept finds its place.
 #[tokio::test]
 async fn a_page_that_slept_a_little_finds_its_place() {
-    let site = Site::open(&HASTY.replace("grace = \"500ms\"", "grace = \"1min\"")).await;
+    let site = hasty(&HASTY.replace("grace = \"500ms\"", "grace = \"1min\"")).await;
     let (sleeper, other) = (site.visitor(), site.visitor());
     sleeper.stand().await;
     let place = sleeper.place();
@@ -136,7 +142,7 @@ async fn a_page_that_slept_a_little_finds_its_place() {
 /// Whoever only polls is here as much as whoever holds a stream.
 #[tokio::test]
 async fn a_poll_keeps_the_place() {
-    let site = Site::open(&HASTY.replace("away_after = \"300ms\"", "away_after = \"2s\"")).await;
+    let site = hasty(&HASTY.replace("away_after = \"300ms\"", "away_after = \"2s\"")).await;
     let (polling, silent) = (site.visitor(), site.visitor());
     polling.stand().await;
     silent.stand().await;
@@ -151,7 +157,7 @@ async fn a_poll_keeps_the_place() {
 /// Nobody stays in the line by an answer alone: what joins or asks once, and is never heard of again, is given up.
 #[tokio::test]
 async fn whoever_joins_again_and_vanishes_is_given_up() {
-    let site = Site::open(HASTY).await;
+    let site = hasty(HASTY).await;
     let visitor = site.visitor();
     visitor.stand().await;
     visitor.post("/.waitgate/42/leave").await;

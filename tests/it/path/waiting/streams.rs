@@ -6,7 +6,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use super::{HASTY, called};
+use super::{HASTY, called, hasty};
 use crate::backend::{PATIENCE, nothing, soon};
 use crate::gateway::{Ask, HOST_NAME, LINE, Site, TICKET, Visitor, shop};
 use crate::harness::within;
@@ -76,7 +76,7 @@ async fn streams_follow_the_line_to_the_end() {
 /// CASE 35: after a final state the stream ends, and whoever comes back having heard it is told to stop coming.
 #[tokio::test]
 async fn a_final_state_is_told_once() {
-    let site = Site::open(HASTY).await;
+    let site = hasty(HASTY).await;
     let visitor = called(&site).await;
     let mut stream = visitor.events().await;
     let view = stream.until_state("gone").await;
