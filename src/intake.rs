@@ -144,7 +144,8 @@ fn name_of(authority: &str) -> Option<&str> {
     }
     let name = name.strip_suffix('.').unwrap_or(name);
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    (!name.is_empty() && name.bytes().all(fine)).then_some(name)
+    let empty_label = name.starts_with('.') || name.ends_with('.') || name.contains("..");
+    (!name.is_empty() && !empty_label && name.bytes().all(fine)).then_some(name)
 }
 
 /// Puts the limits of the listener on a request's body. [`Upload`] tells afterwards whether all of it has been read.
@@ -188,7 +189,9 @@ mod tests {
         assert_eq!(h1("/", "shop.example.").as_deref(), Some("shop.example"));
         assert_eq!(h1("/", "[::1]:80").as_deref(), Some("[::1]"));
         assert_eq!(h1("http://a/", "a").as_deref(), Some("a"));
-        for bad in ["", "a b", "a:b", "a:99999", "[::1", "[x]:1", "a@b", "a/b", "a,b", ".", "a:1:2"] {
+        for bad in [
+            "", "a b", "a:b", "a:99999", "[::1", "[x]:1", "a@b", "a/b", "a,b", ".", "a:1:2", "a..", ".a", "a..b",
+        ] {
             assert_eq!(h1("/", bad), None, "{bad}");
         }
         assert_eq!(h1("http://a/", "b"), None);

@@ -1,7 +1,8 @@
 //! Paths as a backend may read them.
 //!
 //! A rule is matched against *every* reading a backend could make of a path: percent-encodings undone once, twice, three times; `;parameters`
-//! kept or dropped; dots and spaces at a segment's end too; backslashes and doubled slashes as slashes; fullwidth letters and signs as plain ones; case
+//! kept or dropped; dots and spaces at a segment's end too; backslashes and doubled slashes as slashes, or the name of a host after those at the
+//! beginning; what is decoded to a query left out; fullwidth letters and signs as plain ones; case
 //! ignored where the backend ignores it. Guards and claim routes match when *any* reading matches; a bypass only when there is just one reading. Dot segments, in any spelling, are refused: browsers never send them.
 
 use crate::fault::ClientFault;
@@ -34,9 +35,13 @@ impl<'a> Readings<'a> {
         let mut others = Vec::new();
         let mut bytes = path.as_bytes().to_vec();
         for round in 0..=MAX_DECODINGS {
-            for reading in [Some(&bytes), folded(&bytes).as_ref()].into_iter().flatten() {
-                others.push(normalise(reading, Ends::Kept)?);
-                others.push(normalise(reading, Ends::Dropped)?);
+            for written in [Some(&bytes), folded(&bytes).as_ref()].into_iter().flatten() {
+                for path in [Some(&**written), without_authority(written)].into_iter().flatten() {
+                    for path in [Some(path), without_query(path)].into_iter().flatten() {
+                        others.push(normalise(path, Ends::Kept)?);
+                        others.push(normalise(path, Ends::Dropped)?);
+                    }
+                }
             }
             match decode(&bytes) {
                 None => break,
@@ -106,7 +111,7 @@ fn normalise(bytes: &[u8], ends: Ends) -> Result<String, ClientFault> {
     let mut normal = Vec::with_capacity(bytes.len());
     for segment in bytes.split(|&byte| byte == b'/' || byte == b'\\') {
         let name = segment.split(|&byte| byte == b';').next().unwrap_or_default();
-        if matches!(name, b"." | b"..") || matches!(segment, b"." | b"..") {
+        if is_dots(name) || is_dots(segment) {
             return Err(ClientFault::Malformed("the path has dot segments"));
         }
         if name.iter().any(|&byte| byte < 0x20 || byte == 0x7f) {
@@ -125,6 +130,25 @@ fn normalise(bytes: &[u8], ends: Ends) -> Result<String, ClientFault> {
         }
     }
     Ok(String::from_utf8_lossy(&normal).into_owned())
+}
+
+/// A dot segment, also for backends that drop the spaces at its end.
+fn is_dots(segment: &[u8]) -> bool {
+    matches!(segment.trim_ascii_end(), b"." | b"..")
+}
+
+/// What is left where a backend takes `//name/` at the beginning for the name of a host, as parsers of whole URLs do.
+fn without_authority(bytes: &[u8]) -> Option<&[u8]> {
+    let is_slash = |byte: &u8| matches!(byte, b'/' | b'\\');
+    let host = bytes.iter().position(|byte| !is_slash(byte)).filter(|slashes| *slashes >= 2)?;
+    let length = bytes[host..].iter().position(is_slash)?;
+    Some(&bytes[host + length..])
+}
+
+/// What is left where a backend looks for the query only after decoding.
+fn without_query(bytes: &[u8]) -> Option<&[u8]> {
+    let end = bytes.iter().position(|byte| matches!(byte, b'?' | b'#'))?;
+    Some(&bytes[..end])
 }
 
 /// Fullwidth letters and signs (U+FF01 to U+FF5E) as the plain ones that they look like, and some backends read; none when there are none.
@@ -263,6 +287,16 @@ mod tests {
             "/sale%ef%bc%8fx",
             "/x%ef%bc%8f%ef%bc%8e%ef%bc%8e%ef%bc%8fsale",
             "/%25ef%25bd%2593ale",
+            "//x/sale",
+            "///x/sale",
+            "/\\x/sale",
+            "//u@h:1/sale/y",
+            "/%2fx/sale",
+            "/sale%3fx",
+            "/sale%23x/y",
+            "/%2573ale%253fx",
+            "/x/..%20/sale",
+            "/x/%2e%2e%20/sale",
         ];
         for spelling in spellings {
             assert!(guarded(spelling, true) != Ok(false), "{spelling} went by");
@@ -295,8 +329,8 @@ mod tests {
         assert!(bypasses("/sale/hook", "/sale/hook") && !bypasses("/sale/hook", "/sale/hook/x"));
     }
 
-    /// A backend that decodes up to three times, drops parameters and merges slashes, as careless ones do.
-    fn careless_backend(path: &str, decodings: usize) -> String {
+    /// A backend that decodes up to three times, drops parameters and merges slashes, as careless ones do; or reads what it has decoded as a whole URL.
+    fn careless_backend(path: &str, decodings: usize, url: bool) -> String {
         let mut bytes = path.as_bytes().to_vec();
         for _ in 0..decodings {
             bytes = decode(&bytes).unwrap_or(bytes);
@@ -309,6 +343,15 @@ mod tests {
             })
             .collect();
         let text = folded.replace('\\', "/").to_ascii_lowercase();
+        let text = if url {
+            text.split_once(['?', '#']).map_or(text.as_str(), |(path, _)| path).to_owned()
+        } else {
+            text
+        };
+        let text = match text.trim_start_matches('/').split_once('/') {
+            Some((_host, rest)) if url && text.starts_with("//") => rest.to_owned(),
+            _ => text,
+        };
         let mut stack: Vec<String> = Vec::new();
         for segment in text.split('/') {
             match segment.split(';').next().unwrap_or_default() {
@@ -331,12 +374,13 @@ mod tests {
         #[test]
         fn whatever_a_backend_reads_as_guarded_is_guarded(
             pieces in prop::collection::vec(prop::sample::select(vec![
-                "/", "//", "\\", "sale", "SALE", "%73ale", "%2573ale", "s%61le", ".", "..", "%2e", "%2E%2e", "%252e", "%2f", "%252f", "%5c", ";", ";x", "%3b", "x", "%", "%zz", "public", "%20", "%ef%bd%93ale", "\u{ff33}ale", "%ef%bc%8f", "%ef%bc%8e", "%25ef%25bd%2593",
+                "/", "//", "\\", "sale", "SALE", "%73ale", "%2573ale", "s%61le", ".", "..", "%2e", "%2E%2e", "%252e", "%2f", "%252f", "%5c", ";", ";x", "%3b", "x", "%", "%zz", "public", "%20", "%ef%bd%93ale", "\u{ff33}ale", "%ef%bc%8f", "%ef%bc%8e", "%25ef%25bd%2593", "%3f", "%23", "%253f",
             ]), 0..9),
             decodings in 0_usize..=3,
+            url: bool,
         ) {
             let path = format!("/{}", pieces.concat());
-            let read = careless_backend(&path, decodings);
+            let read = careless_backend(&path, decodings, url);
             if read == "/sale" || read.starts_with("/sale/") {
                 prop_assert!(guarded(&path, true) != Ok(false), "{} is read as {}", path, read);
             }

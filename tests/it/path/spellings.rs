@@ -5,7 +5,7 @@ use proptest::test_runner::Config;
 use crate::gateway::{HOST_NAME, Site, shop};
 
 /// What spellings are made of.
-const PIECES: [&str; 36] = [
+const PIECES: [&str; 39] = [
     "/",
     "//",
     "\\",
@@ -41,12 +41,15 @@ const PIECES: [&str; 36] = [
     "%ef%bc%8f",
     "%ef%bc%8e",
     "%c0%af",
+    "%3f",
+    "%23",
+    "host",
     "%00",
 ];
 
 /// A path as careless backends read it: decoded so often, fullwidth letters and backslashes folded, parameters dropped, slashes merged, dots resolved,
-/// and what Windows drops at the end of a name.
-fn careless(path: &str, decodings: usize) -> String {
+/// and what Windows drops at the end of a name; or as parsers of whole URLs do, for which `//name` is a host and `?` ends the path.
+fn careless(path: &str, decodings: usize, url: bool) -> String {
     let mut bytes = path.as_bytes().to_vec();
     for _ in 0..decodings {
         bytes = decoded(&bytes);
@@ -59,8 +62,18 @@ fn careless(path: &str, decodings: usize) -> String {
             other => other,
         })
         .collect();
+    let mut text = folded.to_ascii_lowercase();
+    if url {
+        text.truncate(text.find(['?', '#']).unwrap_or(text.len()));
+        if text.starts_with("//") {
+            text = text
+                .trim_start_matches('/')
+                .split_once('/')
+                .map_or_else(String::new, |(_host, rest)| rest.to_owned());
+        }
+    }
     let mut stack: Vec<String> = Vec::new();
-    for segment in folded.to_ascii_lowercase().split('/') {
+    for segment in text.split('/') {
         match segment.split(';').next().unwrap() {
             "" | "." => {}
             ".." => drop(stack.pop()),
@@ -88,7 +101,7 @@ fn decoded(bytes: &[u8]) -> Vec<u8> {
 
 fn is_guarded(path: &str) -> bool {
     (0..=3)
-        .map(|decodings| careless(path, decodings))
+        .flat_map(|decodings| [careless(path, decodings, false), careless(path, decodings, true)])
         .any(|read| read == "/sale" || read.starts_with("/sale/"))
 }
 
