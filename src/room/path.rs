@@ -43,6 +43,7 @@ impl<'a> Readings<'a> {
                     }
                 }
             }
+            bytes = folded(&bytes).unwrap_or(bytes); // a fullwidth percent sign may begin an encoding
             match decode(&bytes) {
                 None => break,
                 Some(_) if round == MAX_DECODINGS => return Err(ClientFault::Malformed("the path is encoded too often")),
@@ -117,7 +118,8 @@ fn normalise(bytes: &[u8], ends: Ends) -> Result<String, ClientFault> {
         if name.iter().any(|&byte| byte < 0x20 || byte == 0x7f) {
             return Err(ClientFault::Malformed("the path has control characters"));
         }
-        if name.iter().any(|&byte| matches!(byte, 0xc0 | 0xc1)) {
+        let over_long = |pair: &[u8]| matches!(pair, [0xe0, 0x80..=0x9f] | [0xf0, 0x80..=0x8f]);
+        if name.iter().any(|&byte| matches!(byte, 0xc0 | 0xc1)) || name.windows(2).any(over_long) {
             return Err(ClientFault::Malformed("the path has over-long encodings"));
         }
         if name.windows(6).any(is_unicode_escape) {
@@ -287,6 +289,10 @@ mod tests {
             "/sale%ef%bc%8fx",
             "/x%ef%bc%8f%ef%bc%8e%ef%bc%8e%ef%bc%8fsale",
             "/%25ef%25bd%2593ale",
+            "/%ef%bc%8573ale",
+            "/%e0%81%b3ale",
+            "/%e0%81%93ale",
+            "/%f0%80%81%b3ale",
             "//x/sale",
             "///x/sale",
             "/\\x/sale",
