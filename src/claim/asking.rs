@@ -55,11 +55,19 @@ pub fn fingerprint(head: &Parts, body: &[u8]) -> String {
 }
 
 /// Units asked for: the body's field, JSON or form; one where it is missing. What a backend could read as another number than we do is refused: the
-/// field twice, in a body that is packed, or in one of a kind that is not read here.
+/// field twice, in an odd spelling, in a body that is packed, in one of a kind that is not read here, or another number of them in the query.
 ///
 /// # Errors
 /// The field is there and is no whole number from 1, or it is not clear what it says.
 pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> {
+    let units = in_body(head, body, field)?;
+    // Where a framework makes one of both, the query's word may count before the body's.
+    let query = in_form(head.uri.query().unwrap_or_default().as_bytes(), field)?;
+    let agreed = query.iter().all(|text| text.parse() == Ok(units));
+    agreed.then_some(units).ok_or(Unreadable::Units)
+}
+
+fn in_body(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> {
     if body.is_empty() {
         return Ok(1);
     }
@@ -71,8 +79,11 @@ pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> 
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let said = match kind.as_str() {
         _ if kinds.next().is_some() => None,
-        "application/x-www-form-urlencoded" => Some(in_form(body, field)),
-        json if json == "application/json" || json.ends_with("+json") => in_json(body, field),
+        "application/x-www-form-urlencoded" => Some(in_form(body, field)?),
+        json if json == "application/json" || json.ends_with("+json") => match in_json(body, field) {
+            None if hides_names(body) => return Err(Unreadable::Units),
+            said => said,
+        },
         _ => None,
     };
     match said.as_deref() {
@@ -84,7 +95,7 @@ pub fn units(head: &Parts, body: &[u8], field: &str) -> Result<u64, Unreadable> 
             .ok_or(Unreadable::Units),
         Some(_) => Err(Unreadable::Units),
         // The backend may have its own opinion of it, but then not of the units.
-        None if mentions(body, field) => Err(Unreadable::Units),
+        None if mentions(body, field) || mentions(unescaped(body).as_bytes(), field) => Err(Unreadable::Units),
         None => Ok(1),
     }
 }
@@ -127,14 +138,28 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// Whatever a form says under the field's name.
-fn in_form(body: &[u8], field: &str) -> Vec<String> {
-    let pairs = body.split(|byte| *byte == b'&').map(|pair| {
-        let at = memchr(b'=', pair).unwrap_or(pair.len());
-        (unescaped(&pair[..at]), unescaped(pair.get(at + 1..).unwrap_or_default()))
-    });
-    let named = pairs.filter(|(name, _)| name.eq_ignore_ascii_case(field));
-    named.map(|(_, value)| value).collect()
+/// Whatever a form says under the field's name. Some backends part fields at `;` too, cut spaces off a name and take `quantity[]` for `quantity`:
+/// what names the field only for them is refused.
+fn in_form(body: &[u8], field: &str) -> Result<Vec<String>, Unreadable> {
+    let mut said = Vec::new();
+    for pair in body.split(|byte| *byte == b'&') {
+        for (at, piece) in pair.split(|byte| *byte == b';').enumerate() {
+            let name = unescaped(piece.split(|byte| *byte == b'=').next().unwrap_or_default());
+            let bare = name.split(['[', '\0']).next().unwrap_or_default().trim();
+            if at == 0 && name.eq_ignore_ascii_case(field) {
+                let value = memchr(b'=', pair).and_then(|at| pair.get(at + 1..));
+                said.push(unescaped(value.unwrap_or_default()));
+            } else if [name.trim(), bare].iter().any(|name| name.eq_ignore_ascii_case(field)) {
+                return Err(Unreadable::Units);
+            }
+        }
+    }
+    Ok(said)
+}
+
+/// A body that is no JSON object to us may still be one to a lenient reader, and name the field by escapes or in another encoding.
+fn hides_names(body: &[u8]) -> bool {
+    body.windows(2).any(|pair| matches!(pair, b"\\u" | b"\\x" | [0, _] | [_, 0]))
 }
 
 /// A name or a value of a form, as it was before it was escaped.
@@ -190,7 +215,30 @@ mod tests {
         ] {
             assert_eq!(units(&json, bad, "quantity"), Err(Unreadable::Units));
         }
-        // What a backend could read as another number: the first or the last, its own form, after unpacking.
+        assert_eq!(units(&form, b"x=1;y=2&quantity=3", "quantity"), Ok(3));
+        assert_eq!(units(&form, b"order%5Bquantity%5D=3", "order[quantity]"), Ok(3));
+        let queried = |query: &str, body: &[u8]| {
+            let mut head = form.clone();
+            head.uri = format!("/sale/claim?{query}").parse().unwrap();
+            units(&head, body, "quantity")
+        };
+        assert_eq!(queried("quantity=3", b"quantity=3"), Ok(3));
+        assert_eq!(queried("quantity=1&x=2", b""), Ok(1));
+        for (query, body) in [
+            ("quantity=3", &b""[..]),
+            ("q%75antity=3", b"quantity=1"),
+            ("quantity[]=3", b""),
+            ("quantity", b""),
+        ] {
+            assert_eq!(queried(query, body), Err(Unreadable::Units), "{query}");
+        }
+    }
+
+    /// What a backend could read as another number: the first or the last, its own form, after unpacking.
+    #[test]
+    fn units_that_are_not_clear_are_refused() {
+        let json = head(&[("content-type", "application/json; charset=utf-8")]);
+        let form = head(&[("content-type", "application/x-www-form-urlencoded")]);
         let packed = head(&[("content-type", "application/json"), ("content-encoding", "gzip")]);
         let parts = head(&[("content-type", "multipart/form-data; boundary=x")]);
         let two = head(&[("content-type", "application/json"), ("content-type", "text/plain")]);
@@ -201,6 +249,18 @@ mod tests {
             (&json, br#"[{"quantity":5}]"#),
             (&form, b"quantity=1&quantity=5"),
             (&form, b"quantity=1&%71uantity=5"),
+            (&json, br#"{"\u0071uantity":5,}"#),
+            (&json, br#"[{"\u0071uantity":5}]"#),
+            (&json, br#"{'\x71uantity':5}"#),
+            (&json, b"{\x00\"\x00q\x00u\x00\"\x00:\x005\x00}\x00"),
+            (&json, b"\xef\xbb\xbf{\"quantity\":5}"),
+            (&form, b"x=1;quantity=5"),
+            (&form, b"quantity=1;quantity=5"),
+            (&form, b"quantity[]=5"),
+            (&form, b"quantity%5B0%5D=5"),
+            (&form, b"+quantity=5"),
+            (&form, b"quantity%00x=5"),
+            (&head(&[]), b"q%75antity=9"),
             (&packed, b"\x1f\x8b"),
             (
                 &parts,
@@ -240,6 +300,43 @@ mod tests {
             }
             let read = units(&head(&[("content-type", "application/x-www-form-urlencoded")]), body.as_bytes(), "quantity");
             prop_assert_eq!(read, if again { Err(Unreadable::Units) } else { Ok(count) });
+        }
+    }
+
+    /// Names of the field that some backend takes for it, and what stands between fields for one.
+    fn odd_name() -> impl Strategy<Value = String> {
+        let ends = prop::sample::select(vec!["", "[]", "[0]", "%5b%5D", "+", "%20", "%00x", " "]);
+        let spellings = prop::collection::vec(0_u8..4, 8);
+        (prop::sample::select(vec!["", "+", "%20"]), spellings, ends).prop_map(|(begin, spellings, end)| {
+            let letter = |(byte, spelling): (u8, u8)| match spelling {
+                0 => format!("%{byte:02x}"),
+                1 => char::from(byte.to_ascii_uppercase()).to_string(),
+                _ => char::from(byte).to_string(),
+            };
+            let name: String = "quantity".bytes().zip(spellings).map(letter).collect();
+            format!("{begin}{name}{end}")
+        })
+    }
+
+    /// The units that a lenient backend finds in a form, with everything forgiven.
+    fn lenient_backend(form: &str) -> Vec<u64> {
+        let pairs = form.split(['&', ';']).filter_map(|pair| pair.split_once('='));
+        let named = pairs.filter(|(name, _)| {
+            let name = unescaped(name.as_bytes()).to_ascii_lowercase();
+            name.trim().split(['[', '\0']).next().is_some_and(|name| name.trim() == "quantity")
+        });
+        named.filter_map(|(_, value)| value.parse().ok()).collect()
+    }
+
+    proptest! {
+        /// CASE 121: no backend, however lenient, finds another number in a form than the one that was taken from the stock.
+        #[test]
+        fn nobody_finds_other_units_in_a_form(pairs in prop::collection::vec((prop_oneof![3 => odd_name(), 1 => Just("quantity".to_owned()), 3 => Just("size".to_owned())], 1_u64..9, prop::sample::select(vec!["&", ";"])), 0..4)) {
+            let form: String = pairs.iter().map(|(name, units, after)| format!("{name}={units}{after}")).collect();
+            let found = lenient_backend(&form);
+            if let Ok(units) = units(&head(&[("content-type", "application/x-www-form-urlencoded")]), form.as_bytes(), "quantity") {
+                prop_assert!(found.iter().all(|other| *other == units), "{form}: {units}, or {found:?}");
+            }
         }
     }
 

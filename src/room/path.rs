@@ -115,14 +115,14 @@ fn normalise(bytes: &[u8], ends: Ends) -> Result<String, ClientFault> {
         if is_dots(name) || is_dots(segment) {
             return Err(ClientFault::Malformed("the path has dot segments"));
         }
-        if name.iter().any(|&byte| byte < 0x20 || byte == 0x7f) {
+        if segment.iter().any(|&byte| byte < 0x20 || byte == 0x7f) {
             return Err(ClientFault::Malformed("the path has control characters"));
         }
         let over_long = |pair: &[u8]| matches!(pair, [0xe0, 0x80..=0x9f] | [0xf0, 0x80..=0x8f]);
-        if name.iter().any(|&byte| matches!(byte, 0xc0 | 0xc1)) || name.windows(2).any(over_long) {
+        if segment.iter().any(|&byte| matches!(byte, 0xc0 | 0xc1 | 0xf8..)) || segment.windows(2).any(over_long) {
             return Err(ClientFault::Malformed("the path has over-long encodings"));
         }
-        if name.windows(6).any(is_unicode_escape) {
+        if segment.windows(6).any(is_unicode_escape) {
             return Err(ClientFault::Malformed("the path has %u encodings"));
         }
         let name = if ends == Ends::Dropped { without_end(name) } else { name };
@@ -290,6 +290,10 @@ mod tests {
             "/x%ef%bc%8f%ef%bc%8e%ef%bc%8e%ef%bc%8fsale",
             "/%25ef%25bd%2593ale",
             "/%ef%bc%8573ale",
+            "/;x%c0%afsale",
+            "/;x%e0%80%afsale",
+            "/;%u002fsale",
+            "/%f8%80%80%81%b3ale",
             "/%e0%81%b3ale",
             "/%e0%81%93ale",
             "/%f0%80%81%b3ale",
