@@ -10,6 +10,7 @@ mod limit;
 mod login;
 mod proxy_protocol;
 mod room;
+mod rotation;
 mod server;
 mod slow;
 mod sold_out;
