@@ -7,11 +7,12 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tokio::sync::Notify;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, millis};
 use crate::config::{self, AccessTarget, Config, Log, LogFormat};
 use crate::crowd::{self, CrowdOptions};
 use crate::demo::{self, DemoOptions};
@@ -226,8 +227,11 @@ fn rotate(verb: &KeysVerb) -> ExitCode {
         Ok(config) => config,
         Err(code) => return code,
     };
-    let from_ms = Clock::system().now_ms() + signs_in.saturating_mul(1000);
-    match keys::rotate(&config.tokens.key_file, from_ms) {
+    let now_ms = Clock::system().now_ms();
+    let from_ms = now_ms.saturating_add(signs_in.saturating_mul(1000));
+    let admissions = config.rooms.iter().map(|room| room.admission_ttl);
+    let lasts_ms = millis(admissions.fold(config.tokens.ticket_ttl, Duration::max));
+    match keys::rotate(&config.tokens.key_file, now_ms, from_ms, lasts_ms) {
         Ok(kid) => {
             let words =
                 format!("key {kid} verifies within seconds and signs in {signs_in} s; copy the file to gateways that do not share it\n");

@@ -1,7 +1,7 @@
 //! The keys of tokens: a file of ours, generated on first start, readable by its owner only.
 //!
 //! A key verifies from the moment it is in the file and signs from `signs_from_ms` on, so that a rotation reaches every gateway first. The
-//! key that signed before stays to verify what it signed.
+//! keys that signed before stay to verify what they signed for as long as any of it may be good: no rotation costs anybody a place.
 
 use std::fs;
 use std::io::Write as _;
@@ -18,8 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::UnixMs;
 
-/// Keys that a file may hold at most: the one that signs, the one before, the one to come.
-const MAX_KEYS: usize = 3;
+/// Keys that a file may hold at most: the one that signs, those before whose tickets may still be good, and those to come.
+const MAX_KEYS: usize = 8;
+/// How long a gateway may go on signing with a key after the next one's time has come: it reads the file every few seconds.
+const LATE_MS: u64 = 60_000;
 
 /// What may be wrong with keys.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,9 @@ pub enum KeyFault {
         /// What is wrong with it.
         what: String,
     },
+    /// Too many keys are still needed.
+    #[error("the key file {} holds {MAX_KEYS} keys whose tickets may still be good, or that are still to come; rotate again when the oldest is not needed any more", .0.display())]
+    Crowded(PathBuf),
     /// The library refused.
     #[error("a token cannot be signed")]
     Sign(#[from] jsonwebtoken::errors::Error),
@@ -178,11 +183,12 @@ impl Keyring {
     }
 }
 
-/// Adds a key that signs from `signs_from_ms` on, and drops the oldest beyond three. Gateways read the file again by themselves.
+/// Adds a key that signs from `signs_from_ms` on, and drops those of which nothing can be good any more: tickets and admissions last `lasts_ms` at
+/// most, and a key signs until the next one does. Gateways read the file again by themselves.
 ///
 /// # Errors
-/// The file cannot be read, written or understood.
-pub fn rotate(file: &Path, signs_from_ms: UnixMs) -> Result<String, KeyFault> {
+/// The file cannot be read, written or understood, or too many of its keys are still needed.
+pub fn rotate(file: &Path, now_ms: UnixMs, signs_from_ms: UnixMs, lasts_ms: u64) -> Result<String, KeyFault> {
     let damaged = |what: String| KeyFault::Damaged {
         file: file.to_path_buf(),
         what,
@@ -191,8 +197,13 @@ pub fn rotate(file: &Path, signs_from_ms: UnixMs) -> Result<String, KeyFault> {
     let added = Stored::make(signs_from_ms)?;
     let kid = Key::open(&added).map(|key| key.kid).ok_or(KeyFault::Random)?;
     stored.keys.push(added);
-    let surplus = stored.keys.len().saturating_sub(MAX_KEYS);
+    stored.keys.sort_by_key(|key| key.signs_from_ms);
+    let over = |next: &Stored| next.signs_from_ms.saturating_add(lasts_ms).saturating_add(LATE_MS) <= now_ms;
+    let surplus = stored.keys.iter().skip(1).take_while(|next| over(next)).count();
     stored.keys.drain(..surplus);
+    if stored.keys.len() > MAX_KEYS {
+        return Err(KeyFault::Crowded(file.to_path_buf()));
+    }
     let beside = file.with_extension("new");
     write(&beside, &stored, fs::OpenOptions::new().create(true).truncate(true))?;
     fs::rename(&beside, file).map_err(|fault| KeyFault::File(file.to_path_buf(), fault))?;

@@ -199,7 +199,7 @@ fn rotation_throws_nobody_out() {
     let other = Tokens::new(&settings(&folder), NOW).unwrap();
     let before = tokens.sign_ticket("42", &ticket(), NOW).unwrap();
     let login = tokens.ticket_id("42", Some("ann"));
-    let kid = keys::rotate(&file, NOW + 10_000).unwrap();
+    let kid = keys::rotate(&file, NOW, NOW + 10_000, 3_600_000).unwrap();
     assert!(tokens.reload().unwrap());
     assert!(!tokens.reload().unwrap(), "nothing changed since");
     let kid_of = |token: &str| jsonwebtoken::decode_header(token).unwrap().kid.unwrap();
@@ -223,6 +223,43 @@ fn rotation_throws_nobody_out() {
             .len(),
         2
     );
+}
+
+/// CASE 88: however often keys are rotated, nothing that may still be good is refused, and no key stays for longer than that; one too many is refused whole.
+#[test]
+fn many_rotations_throw_nobody_out() {
+    let (folder, tokens) = tokens();
+    let file = settings(&folder).key_file;
+    let lasts_ms = 3_600_000;
+    let first = tokens.sign_ticket("42", &ticket(), NOW).unwrap();
+    let pass = signed(&tokens, &room("42"), admission(NOW + 600_000), NOW);
+    for minute in 1..=7 {
+        let now = NOW + minute * 60_000;
+        keys::rotate(&file, now, now, lasts_ms).unwrap();
+        assert!(tokens.reload().unwrap());
+        assert!(
+            matches!(tokens.verify_ticket("42", &first, now), Verified::Good(_)),
+            "after {minute} rotations"
+        );
+        assert!(
+            matches!(tokens.verify_admission("42", &pass, now), Verified::Good(_)),
+            "after {minute} rotations"
+        );
+    }
+    let kept = std::fs::read(&file).unwrap();
+    let late = NOW + 8 * 60_000;
+    assert!(matches!(keys::rotate(&file, late, late, lasts_ms), Err(KeyFault::Crowded(_))));
+    assert_eq!(std::fs::read(&file).unwrap(), kept, "and the file is as it was");
+    // The first key signed until the first minute was over: an hour and a minute later nothing of it is good.
+    let over = NOW + 60_000 + lasts_ms + 60_000;
+    keys::rotate(&file, over, over, lasts_ms).unwrap();
+    assert!(tokens.reload().unwrap());
+    assert_eq!(
+        tokens.verify_ticket("42", &first, NOW),
+        Verified::Forged,
+        "a retired key signs for nothing"
+    );
+    assert_eq!(tokens.verify_admission("42", &pass, NOW), Verified::Forged);
 }
 
 #[test]

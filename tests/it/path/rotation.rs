@@ -39,7 +39,7 @@ async fn a_rotation_in_mid_sale_is_not_noticed() {
     };
 
     let now_ms = Clock::system().now_ms();
-    let far = keys::rotate(&site.keys(), now_ms + LASTS_MS).unwrap();
+    let far = keys::rotate(&site.keys(), now_ms, now_ms + LASTS_MS, LASTS_MS).unwrap();
     for gate in &site.gates {
         within("the key to come is known", async || knows(gate, &far).await).await;
         let newcomer = gate.visitor();
@@ -51,7 +51,7 @@ async fn a_rotation_in_mid_sale_is_not_noticed() {
     both(&waiting).await;
 
     let now_ms = Clock::system().now_ms();
-    let near = keys::rotate(&site.keys(), now_ms + 1).unwrap();
+    let near = keys::rotate(&site.keys(), now_ms, now_ms + 1, LASTS_MS).unwrap();
     for gate in &site.gates {
         within("the new key is known", async || knows(gate, &near).await).await;
         assert!(knows(gate, &kid(&pass)).await, "a backend still finds the old one");
@@ -77,7 +77,8 @@ async fn a_key_that_is_gone_verifies_nothing() {
     inside.enter("/sale").await;
     let (old, pass) = (kid(&inside.cookie(TICKET).unwrap()), inside.cookie(ADMISSION).unwrap());
     site.tune(json!({"rate": 0})).await;
-    let near = keys::rotate(&site.keys(), Clock::system().now_ms() + 1).unwrap();
+    let now_ms = Clock::system().now_ms();
+    let near = keys::rotate(&site.keys(), now_ms, now_ms + 1, LASTS_MS).unwrap();
     within("the new key is known", async || knows(&site, &near).await).await;
     let text = std::fs::read_to_string(site.keys()).unwrap();
     let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
