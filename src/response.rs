@@ -2,6 +2,9 @@
 //!
 //! A navigation gets a page, a script gets JSON: never HTML to a fetch. Every answer made here is `no-store`.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
 use bytes::Bytes;
 use http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_LANGUAGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, REFERRER_POLICY,
@@ -99,16 +102,33 @@ pub fn see_other(target: &str) -> Response<Body> {
     response
 }
 
-/// A path and query of this very origin, or `/`: whatever a browser could read as another origin is not followed.
+/// A path and query of this very origin, or `/`: whatever a browser could read as another origin is not followed. What is no ASCII is encoded, as
+/// browsers do it: a `Location` holds nothing else.
 #[must_use]
-pub fn local(target: &str) -> &str {
+pub fn local(target: &str) -> Cow<'_, str> {
     let path = target.split(['?', '#']).next().unwrap_or_default();
     let good = path.starts_with('/')
         && target.len() <= 2048
-        && target.bytes().all(|byte| (0x21..0x7f).contains(&byte) && byte != b'\\')
+        && target.bytes().all(|byte| byte > b' ' && byte != 0x7f && byte != b'\\')
         && !path.contains("//")
         && !path.split('/').any(|segment| matches!(segment, "." | ".."));
-    if good { target } else { "/" }
+    match good {
+        false => Cow::Borrowed("/"),
+        true if target.is_ascii() => Cow::Borrowed(target),
+        true => Cow::Owned(encoded(target)),
+    }
+}
+
+fn encoded(target: &str) -> String {
+    let mut ascii = String::with_capacity(target.len() * 3);
+    for byte in target.bytes() {
+        if byte.is_ascii() {
+            ascii.push(char::from(byte));
+        } else {
+            let _ = write!(ascii, "%{byte:02X}"); // a string takes everything
+        }
+    }
+    ascii
 }
 
 #[cfg(test)]
@@ -176,5 +196,7 @@ mod tests {
         ] {
             assert_eq!(local(own), own);
         }
+        assert_eq!(local("/sale?x=\u{2713}"), "/sale?x=%E2%9C%93");
+        assert_eq!(local("/\u{ff0f}e.com"), "/%EF%BC%8Fe.com", "what looks like a slash is none");
     }
 }

@@ -444,7 +444,7 @@ async fn form_next(head: &Parts, body: Body) -> Result<String, Fault> {
     let next = said
         .filter(|next| !next.is_empty())
         .or_else(|| page_of(&head.headers).map(str::to_owned));
-    Ok(response::local(next.as_deref().unwrap_or_default()).to_owned())
+    Ok(response::local(next.as_deref().unwrap_or_default()).into_owned())
 }
 
 /// Path and query of the page that a request came from. The origin is not looked at: what is taken from it leads nowhere else.

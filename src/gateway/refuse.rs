@@ -28,7 +28,7 @@ impl Refusal {
         Self {
             reader,
             accept_language: head.headers.get(ACCEPT_LANGUAGE).filter(|_| reader == Reader::Person).cloned(),
-            here: (reader == Reader::Person && head.method == Method::GET).then(|| response::local(super::target(head)).to_owned()),
+            here: (reader == Reader::Person && head.method == Method::GET).then(|| response::local(super::target(head)).into_owned()),
         }
     }
 

@@ -50,7 +50,7 @@ impl Gateway {
                 OnClaim::Yes => hall.settings.paths.first().map_or("/", String::as_str),
                 OnClaim::No => target(&arrival.head),
             };
-            return Ok(response::see_other(response::local(to)));
+            return Ok(response::see_other(&response::local(to)));
         }
         let user = presented.user.as_deref();
         match presented.ticket {

@@ -16,6 +16,7 @@ mod slow;
 mod sold_out;
 mod spellings;
 mod strict;
+mod targets;
 mod tls;
 mod token;
 mod upgrade;
