@@ -235,3 +235,35 @@ async fn the_admitted_have_their_own_budget() {
         "another address is no other visitor"
     );
 }
+
+/// CASE 77: a gateway that two thousand addresses come to remembers as many as it was told; the others share one bucket, and tidying pardons nobody.
+#[tokio::test]
+async fn addresses_are_remembered_up_to_a_number() {
+    let limits = format!("{THREE}max_keys = 500\n[client]\ntrusted_proxies = [\"127.0.0.1\"]\n");
+    let site = Site::open(&format!("{LINE}{limits}")).await;
+    let first = || (0..4).map(|_| from("x-forwarded-for", "203.0.113.7"));
+    assert_eq!(passing(&site, first()).await, 3);
+    let flood = (0..2_000).map(|number| from("x-forwarded-for", any(number)));
+    let passed = passing(&site, flood).await;
+    assert!(
+        (498..=502).contains(&passed),
+        "one each for those remembered, and three for all others: {passed}"
+    );
+    let remembered = "waitgate_limiter_keys{limit=\"address\"} 500";
+    within("tidied, and counted", async || site.metric(remembered).await.is_some()).await;
+    assert_eq!(passing(&site, first()).await, 0, "whoever was over the limit still is");
+}
+
+/// CASE 83: without the store the limits of this process hold, the loss is seen on the metrics, and nobody has to do anything when it is back.
+#[tokio::test]
+async fn limits_hold_without_the_store() {
+    let mut site = Site::open(&format!("{LINE}{THREE}")).await;
+    let up = async |site: &Site, value: &str| site.metric("waitgate_store_up").await.is_some_and(|line| line.ends_with(value));
+    within("the store is there", async || up(&site, " 1").await).await;
+    site.redis.kill().await;
+    within("its loss is seen", async || up(&site, " 0").await).await;
+    assert_eq!(passing(&site, (0..20).map(|_| Ask::get("/sale/api"))).await, 3);
+    site.redis.revive().await;
+    within("it is back", async || up(&site, " 1").await).await;
+    assert_eq!(passing(&site, [Ask::get("/sale/api")]).await, 0, "and what was used up still is");
+}

@@ -302,8 +302,11 @@ async fn answers_without_a_body_pass() {
 async fn a_head_that_is_too_much_is_502() {
     let backend = Backend::start(|mut wire| async move {
         while let Some(request) = wire.request().await {
-            let long = request.line().contains("/long");
-            let (lines, width) = if long { (4, 60_000) } else { (120, 10) };
+            let (lines, width) = match request.line().split(' ').nth(1) {
+                Some("/long") => (4, 60_000),
+                Some("/many") => (120, 10),
+                _ => (90, 600),
+            };
             let headers: String = (0..lines).map(|number| format!("x-{number}: {}\r\n", "v".repeat(width))).collect();
             wire.send(format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: 0\r\n\r\n")).await;
         }
@@ -318,6 +321,12 @@ async fn a_head_that_is_too_much_is_502() {
             "{path}"
         );
     }
+    let answer = front.get("/within").await;
+    assert_eq!(
+        (answer.status(), answer.one("x-89")),
+        (200, "v".repeat(600).as_str()),
+        "what is within both passes whole"
+    );
     let nonsense = Backend::saying("220 smtp.example ESMTP\r\n\r\n").await;
     assert_eq!(Front::of(&nonsense).await.get("/").await.body, b"backend_malformed");
 }
