@@ -79,8 +79,9 @@ pub struct Outgoing<'a> {
     pub peer: IpAddr,
     /// How the visitor reached us: `http` or `https`.
     pub scheme: &'static str,
-    /// The peer is a trusted proxy: its `X-Forwarded-*` and `Forwarded` are kept and appended to.
-    pub trusted_peer: bool,
+    /// Where the peer is a trusted proxy: the header in which it names the client, which is kept and appended to, as is `X-Forwarded-*`. Whatever
+    /// else names an address is the client's own word, and goes off.
+    pub believed: Option<config::ForwardedHeader>,
     /// Our own headers. They replace what the client sent under the same names, and nothing the client says takes them away.
     pub added: &'a HeaderMap,
     /// Cookies whose names start with one of these are ours, and never reach the backend.

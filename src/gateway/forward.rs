@@ -49,7 +49,7 @@ impl Gateway {
             client: arrival.address.ip,
             peer: arrival.peer,
             scheme: if arrival.address.https { "https" } else { "http" },
-            trusted_peer: arrival.address.trusted_peer,
+            believed: arrival.address.trusted_peer.then_some(self.client.forwarded_header),
             added,
             cookie_prefixes: &self.cookie_prefixes,
             served_by: arrival.note.is_some().then_some(&served_by),

@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use memchr::memchr;
 
 use super::Outgoing;
+use crate::config::ForwardedHeader;
 use crate::visitor::crumbs;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -21,7 +22,7 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"); // ours by now
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
-/// Names by which somebody in front tells a backend who the client is or what it asked for. Only a trusted proxy may.
+/// Names, besides `X-Forwarded-*`, by which somebody in front tells a backend who the client is. Only a trusted proxy may, by the one that is configured.
 const IDENTITY: [&str; 9] = [
     "forwarded",
     "x-real-ip",
@@ -44,7 +45,7 @@ pub(super) fn outgoing(parts: &mut Parts, to: &Outgoing<'_>, body_length: Option
     let headers = &mut parts.headers;
     headers.reserve(ADDED + to.added.len());
     let chain = Chain::read(headers, to);
-    strip(headers, |name| is_hop(name) || name == "expect" || is_forged(name, to.trusted_peer));
+    strip(headers, |name| is_hop(name) || name == "expect" || is_forged(name, to.believed));
     strip_cookies(headers, to.cookie_prefixes);
     set_host(headers, parts.uri.authority());
     chain.write(headers, to);
@@ -118,14 +119,19 @@ fn is_hop(name: &str) -> bool {
     ) || name.starts_with("proxy-")
 }
 
-fn is_forged(name: &str, trusted_peer: bool) -> bool {
+fn is_forged(name: &str, believed: Option<ForwardedHeader>) -> bool {
     if memchr(b'_', name.as_bytes()).is_some() {
         // Always, from a trusted proxy too: it writes the right name, and an underscore twin came through it from the client.
         let twin = name.replace('_', "-");
         let framing = matches!(twin.as_str(), "content-length" | "transfer-encoding");
         return framing || is_ours(&twin) || is_identity(&twin) || OTHER_PATH.contains(&twin.as_str());
     }
-    is_ours(name) || OTHER_PATH.contains(&name) || (!trusted_peer && is_identity(name))
+    let claimed = match believed {
+        None => is_identity(name),
+        Some(ForwardedHeader::XForwardedFor) => IDENTITY.contains(&name),
+        Some(ForwardedHeader::Forwarded) => name == X_FORWARDED_FOR || (name != "forwarded" && IDENTITY.contains(&name)),
+    };
+    is_ours(name) || OTHER_PATH.contains(&name) || claimed
 }
 
 fn is_ours(name: &str) -> bool {
@@ -209,14 +215,14 @@ impl Chain {
             proto: None,
             host: None,
         };
-        if !to.trusted_peer {
-            return chain;
+        let Some(believed) = to.believed else { return chain };
+        match believed {
+            ForwardedHeader::XForwardedFor => chain.forwarded_for = joined(headers, X_FORWARDED_FOR).unwrap_or_default(),
+            ForwardedHeader::Forwarded => chain.forwarded = joined(headers, FORWARDED),
         }
-        chain.forwarded_for = joined(headers, X_FORWARDED_FOR).unwrap_or_default();
         if chain.forwarded_for.is_empty() && to.client != to.peer {
             chain.forwarded_for = to.client.to_string();
         }
-        chain.forwarded = joined(headers, FORWARDED);
         chain.proto = single(headers, X_FORWARDED_PROTO).filter(|value| value == "http" || value == "https");
         chain.host = single(headers, X_FORWARDED_HOST);
         chain
@@ -299,7 +305,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sent(lines: &[(String, String)], trusted_peer: bool) -> HeaderMap {
+    fn sent(lines: &[(String, String)], believed: Option<ForwardedHeader>) -> HeaderMap {
         let group = crate::upstream::Group::nobody();
         let mut head = http::Request::get("/x").body(()).unwrap().into_parts().0;
         for (name, value) in lines {
@@ -313,9 +319,9 @@ mod tests {
         let to = Outgoing {
             to: &group,
             client: "203.0.113.7".parse().unwrap(),
-            peer: if trusted_peer { "10.0.0.1" } else { "203.0.113.7" }.parse().unwrap(),
+            peer: if believed.is_some() { "10.0.0.1" } else { "203.0.113.7" }.parse().unwrap(),
             scheme: "https",
-            trusted_peer,
+            believed,
             added: &added,
             cookie_prefixes: &["wgt_".to_owned(), "__Host-wgt_".to_owned()],
             served_by: None,
@@ -367,7 +373,7 @@ mod tests {
         fn a_backend_is_told_what_we_say(lines in prop::collection::vec((name(), prop::sample::select(vec![
             "6.6.6.6", "for=6.6.6.6", "evil", "close, waitgate-user, x-forwarded-proto, host, cookie", "a, b", "https", "",
         ]).prop_map(str::to_owned)), 0..14)) {
-            let seen = sent(&lines, false);
+            let seen = sent(&lines, None);
             for (name, value) in [("x-forwarded-for", "203.0.113.7"), ("x-real-ip", "203.0.113.7"), ("x-forwarded-proto", "https"), ("waitgate-user", "ann"), ("host", "shop.example")] {
                 let all: Vec<_> = seen.get_all(name).iter().collect();
                 prop_assert_eq!(all, vec![value], "{}", name);
@@ -382,6 +388,23 @@ mod tests {
             let named = lines.iter().any(|(name, value)| name.eq_ignore_ascii_case("connection") && value.contains("x-shop"));
             let shop = lines.iter().filter(|(name, _)| name.eq_ignore_ascii_case("x-shop")).count();
             prop_assert!(named || seen.get_all("x-shop").iter().count() == shop);
+        }
+
+        /// CASE 74: behind a proxy the backend is told the address by what the proxy is believed by, by `X-Forwarded-For` and by `X-Real-IP`, and by no
+        /// name that only the client may have written.
+        #[test]
+        fn behind_a_proxy_only_its_word_counts(lines in prop::collection::vec((name(), Just("6.6.6.6".to_owned())), 0..14), by_forwarded: bool) {
+            let believed = if by_forwarded { ForwardedHeader::Forwarded } else { ForwardedHeader::XForwardedFor };
+            let seen = sent(&lines, Some(believed));
+            let of = |name: &str| seen.get_all(name).iter().map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>();
+            prop_assert_eq!(of("x-real-ip"), ["203.0.113.7"]);
+            let chain = of("x-forwarded-for");
+            prop_assert!(chain.len() == 1 && chain[0].ends_with("10.0.0.1"), "{:?}", chain);
+            prop_assert!(!by_forwarded || !chain[0].contains("6.6.6.6"), "{:?}", chain);
+            prop_assert!(by_forwarded || of("forwarded").is_empty());
+            for name in ["cf-connecting-ip", "true-client-ip"] {
+                prop_assert!(of(name).is_empty(), "{}", name);
+            }
         }
 
         /// CASES 7 and 26: our cookies go nowhere, and the shop's arrive as they were, in their order, whatever they are made of and however many
@@ -399,7 +422,7 @@ mod tests {
             let sent_lines: Vec<_> = all.chunks(size).map(|chunk| ("cookie".to_owned(), chunk.join("; "))).collect();
             let expected = all.iter().filter(|crumb| !crumb.starts_with("wgt_") && !crumb.starts_with("__Host-wgt_"));
             let expected = expected.cloned().collect::<Vec<_>>().join("; ");
-            let seen = sent(&sent_lines, false);
+            let seen = sent(&sent_lines, None);
             let seen: Vec<_> = seen.get_all("cookie").iter().map(|line| line.to_str().unwrap().to_owned()).collect();
             prop_assert_eq!(seen, if expected.is_empty() { vec![] } else { vec![expected] });
         }

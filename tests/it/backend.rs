@@ -361,7 +361,8 @@ pub(crate) fn settings() -> config::Upstream {
 /// How a gateway without rooms treats what comes.
 #[derive(Clone)]
 pub(crate) struct Treatment {
-    pub(crate) trusted_peer: bool,
+    /// The peer is a trusted proxy, and names the client in this header.
+    pub(crate) believed: Option<config::ForwardedHeader>,
     pub(crate) added: HeaderMap,
     pub(crate) cookie_prefixes: Vec<String>,
     /// Requests to paths beginning so are refused with 429, their bodies unread.
@@ -371,7 +372,7 @@ pub(crate) struct Treatment {
 impl Default for Treatment {
     fn default() -> Self {
         Self {
-            trusted_peer: false,
+            believed: None,
             added: HeaderMap::new(),
             cookie_prefixes: vec!["wga_".into(), "wgt_".into(), "__Host-wga_".into(), "__Host-wgt_".into()],
             refused: "/refused",
@@ -486,14 +487,14 @@ async fn pass(
     }
     let outgoing = Outgoing {
         to,
-        client: if treatment.trusted_peer {
+        client: if treatment.believed.is_some() {
             "203.0.113.7".parse().expect("address")
         } else {
             peer.address.ip()
         },
         peer: peer.address.ip(),
         scheme: "http",
-        trusted_peer: treatment.trusted_peer,
+        believed: treatment.believed,
         added: &treatment.added,
         cookie_prefixes: &treatment.cookie_prefixes,
         served_by: None,

@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, HeaderValue, Request};
 use http_body_util::BodyExt;
+use waitgate::config::ForwardedHeader;
 
 use crate::backend::{Backend, Front, Message, Treatment, http2, limits, nothing, settings};
 
@@ -103,22 +104,30 @@ async fn nobody_forges_who_he_is() {
 
 #[tokio::test]
 async fn a_trusted_proxy_keeps_its_chain() {
-    let treatment = || Treatment {
-        trusted_peer: true,
+    let treatment = |believed| Treatment {
+        believed: Some(believed),
         ..ours()
     };
     let chain = "X-Forwarded-For: 203.0.113.7\r\nX-Forwarded-For: 10.0.0.9\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: shop\r\n\
-        Forwarded: for=203.0.113.7\r\nx_forwarded_for: 6.6.6.6\r\nWaitgate-User: admin\r\n";
-    let seen = seen_with(treatment(), chain).await;
+        Forwarded: for=203.0.113.7\r\nTrue-Client-IP: 6.6.6.6\r\nx_forwarded_for: 6.6.6.6\r\nWaitgate-User: admin\r\n";
+    let seen = seen_with(treatment(ForwardedHeader::XForwardedFor), chain).await;
     assert_eq!(seen.one("x-forwarded-for"), "203.0.113.7, 10.0.0.9, 127.0.0.1");
     assert_eq!(seen.one("x-forwarded-proto"), "https");
     assert_eq!(seen.one("x-forwarded-host"), "shop");
     assert_eq!(seen.one("x-real-ip"), "203.0.113.7");
-    assert_eq!(seen.one("forwarded"), "for=203.0.113.7, for=127.0.0.1");
+    assert!(
+        seen.all("forwarded").is_empty(),
+        "a proxy that writes the one lets a client's own word in the other through"
+    );
     assert_eq!(seen.one("waitgate-user"), "u1");
     assert!(!seen.head.contains("6.6.6.6"));
 
-    let bare = seen_with(treatment(), "X-Forwarded-Proto: gopher\r\n").await;
+    let other = seen_with(treatment(ForwardedHeader::Forwarded), &chain.replace("10.0.0.9", "6.6.6.6")).await;
+    assert_eq!(other.one("forwarded"), "for=203.0.113.7, for=127.0.0.1");
+    assert_eq!(other.one("x-forwarded-for"), "203.0.113.7, 127.0.0.1");
+    assert!(!other.head.contains("6.6.6.6"));
+
+    let bare = seen_with(treatment(ForwardedHeader::XForwardedFor), "X-Forwarded-Proto: gopher\r\n").await;
     assert_eq!(bare.one("x-forwarded-for"), "203.0.113.7, 127.0.0.1");
     assert_eq!(bare.one("x-forwarded-proto"), "http");
 }
