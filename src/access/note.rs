@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::USER_AGENT;
 use http::request::Parts;
-use http::{HeaderValue, Method, Response, Version};
+use http::{HeaderValue, Method, Response, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 
@@ -129,6 +129,15 @@ impl Note {
         self.status.store(response.status().as_u16(), Relaxed);
         self.head_ms.store(millis(self.started.elapsed()), Relaxed);
         if let Some(Code(code)) = response.extensions().get() {
+            let _before = self.code.set(code);
+        }
+        // The short "no"s carry nothing along: what was decided says which it was.
+        let short = match (self.decided.get(), response.status()) {
+            (Some(("sold_out", _)), StatusCode::CONFLICT) => Some("sold_out"),
+            (Some(("throttle", _)), StatusCode::TOO_MANY_REQUESTS) => Some("rate_limited"),
+            _ => None,
+        };
+        if let Some(code) = short {
             let _before = self.code.set(code);
         }
         // An answer to HEAD is whole without its body.

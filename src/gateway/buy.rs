@@ -11,6 +11,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::refuse::Refusal;
 use super::{Arrival, Gateway, body_fault};
+use crate::access::Code;
 use crate::body::Body;
 use crate::claim::asking::{IDEMPOTENCY_KEY, Unreadable};
 use crate::claim::kept::{self, MAX_ANSWER};
@@ -99,7 +100,9 @@ impl Gateway {
             },
             Gate::SoldOut => {
                 hall.metrics.claimed("sold_out");
-                Passed::Answer(Box::new(refusal.sold_out(&self.house, hall)))
+                let mut answer = refusal.sold_out(&self.house, hall);
+                answer.extensions_mut().insert(Code("sold_out")); // for the log: that a claim was decided upon does not say so
+                Passed::Answer(Box::new(answer))
             }
             Gate::AllHeld => {
                 hall.metrics.claimed("all_held");

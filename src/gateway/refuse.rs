@@ -134,9 +134,7 @@ impl Refusal {
             hall.sold_out_pages.insert(language, page.clone());
             page
         });
-        let mut response = response::page(StatusCode::CONFLICT, page, &house.pages, language);
-        response.extensions_mut().insert(Code("sold_out"));
-        response
+        response::page(StatusCode::CONFLICT, page, &house.pages, language)
     }
 
     pub(super) fn all_held(&self, house: &House, hall: &Hall) -> Response<Body> {
@@ -186,7 +184,6 @@ fn sold_out_problem() -> Response<Body> {
     const BODY: &[u8] = br#"{"type":"about:blank","title":"Sold out","status":409,"code":"sold_out","detail":"All units are sold."}"#;
     let mut response = Response::new(Body::full(Bytes::from_static(BODY)));
     *response.status_mut() = StatusCode::CONFLICT;
-    response.extensions_mut().insert(Code("sold_out"));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -207,7 +204,6 @@ fn throttled_problem(after_s: u64) -> Response<Body> {
     );
     let mut response = Response::new(Body::full(body));
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-    response.extensions_mut().insert(Code("rate_limited"));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -260,15 +256,11 @@ mod tests {
     async fn the_short_no_is_the_problem_it_stands_for() {
         let long = Problem::new(StatusCode::CONFLICT, "sold_out", "Sold out", "All units are sold.").into_response();
         let short = sold_out_problem();
-        let code = |response: &Response<Body>| response.extensions().get::<Code>().map(|code| code.0);
-        assert_eq!(code(&short), Some("sold_out"), "what the access log is told");
         assert_eq!((short.status(), short.headers()), (long.status(), long.headers()));
-        assert_eq!(code(&short), code(&long));
         let body = |response: Response<Body>| async { response.into_body().collect().await.unwrap().to_bytes() };
         assert_eq!(body(short).await, body(long).await);
         let (long, short) = (long_throttled(17).into_response(), throttled_problem(17));
         assert_eq!((short.status(), short.headers()), (long.status(), long.headers()));
-        assert_eq!(code(&short), code(&long));
         assert_eq!(body(short).await, body(long).await);
     }
 }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -127,6 +128,7 @@ where
         redirect: settings.redirect.filter(|_| !peer.tls),
         hsts: settings.hsts.clone().filter(|_| peer.tls),
         lasting: Mutex::default(),
+        leaves: AtomicBool::new(false),
     });
     let clerk = Arc::clone(&desk);
     let service = service_fn(move |request| clerk.answer(request));

@@ -3,7 +3,11 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http::header::{CACHE_CONTROL, CONNECTION, COOKIE, STRICT_TRANSPORT_SECURITY};
@@ -28,22 +32,30 @@ pub(super) struct Desk<H> {
     pub(super) redirect: Option<u16>,
     /// What browsers are told about coming by https.
     pub(super) hsts: Option<HeaderValue>,
-    /// An answer with which the connection leaves hyper.
+    /// An answer with which the connection leaves hyper, and whether there is one: that is asked whenever a connection is looked at.
     pub(super) lasting: Mutex<Option<Response<Answer>>>,
+    pub(super) leaves: AtomicBool,
 }
 
 impl<H> Desk<H> {
-    fn lasting(&self) -> MutexGuard<'_, Option<Response<Answer>>> {
-        self.lasting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leave_with(&self, answer: Response<Answer>) {
+        *self.lasting.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        self.leaves.store(true, Release);
     }
 
     pub(super) fn take_lasting(&self) -> Option<Response<Answer>> {
-        self.lasting().take()
+        self.lasting.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Ready when there is an answer with which the connection leaves hyper. Wakes nobody: it is looked at whenever the connection is.
     pub(super) fn has_lasting(&self) -> impl Future<Output = ()> {
-        std::future::poll_fn(|_| if self.lasting().is_some() { Poll::Ready(()) } else { Poll::Pending })
+        std::future::poll_fn(|_| {
+            if self.leaves.load(Acquire) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
     }
 }
 
@@ -134,7 +146,7 @@ where
                     this.may_last && response.extensions().get::<Lasting>().is_some() && this.upload.as_ref().is_none_or(Upload::is_over);
                 let response = this.desk.send(response, this.upload.as_ref(), busy);
                 if lasts {
-                    *this.desk.lasting() = Some(response);
+                    this.desk.leave_with(response);
                     return Poll::Pending; // hyper hears no more of it
                 }
                 Poll::Ready(Ok(response))
