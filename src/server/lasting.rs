@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use super::answer::Answer;
 use super::socket::Socket;
+use crate::clock::Clock;
 use crate::stop::Stop;
 
 /// Bytes of a client that are thrown away before it is told to stop.
@@ -79,7 +80,8 @@ fn head(parts: &http::response::Parts) -> Bytes {
 }
 
 fn date() -> Option<HeaderValue> {
-    let now = jiff::Timestamp::now();
+    let now = i64::try_from(Clock::system().now_ms()).ok()?;
+    let now = jiff::Timestamp::from_millisecond(now).ok()?;
     let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).ok()?;
     HeaderValue::try_from(text).ok()
 }
