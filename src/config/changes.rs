@@ -11,8 +11,9 @@ use data_encoding::HEXLOWER;
 use super::{Config, Login, Secret, show};
 
 /// Keys that are read once, when a gateway starts: whole tables end with a dot.
-const AT_START: [&str; 7] = [
+const AT_START: [&str; 8] = [
     "server.listen",
+    "tls.listen",
     "server.prefix",
     "server.workers",
     "ops.",
@@ -23,9 +24,10 @@ const AT_START: [&str; 7] = [
 /// Where a new room begins: an existing one has these from the store, and operators change them there.
 const BEGINNINGS: [&str; 5] = ["rate", "cap", "stock", "opens_at", "closes_at"];
 /// What may differ between two gateways of one site, and is left out of the mark.
-const OF_THE_MACHINE: [&str; 9] = [
+const OF_THE_MACHINE: [&str; 10] = [
     "log.access",
     "server.listen",
+    "tls.listen",
     "server.workers",
     "server.max_connections",
     "ops.listen",

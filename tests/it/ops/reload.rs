@@ -102,6 +102,16 @@ async fn a_reload_is_whole_or_not_at_all() {
     assert!(problem["detail"].as_str().unwrap().contains("did you mean `bypass`?"), "{problem}");
     assert_eq!(site.visitor().fetch("/sale").await.code(), "waiting_room", "nobody is denied");
 
+    // A listener cannot be opened meanwhile: HTTPS that was not there at the start needs a restart, too.
+    let papers = Papers::new();
+    papers.issue("a", &["a.example"]);
+    let folder = papers.folder.path().display();
+    let secured =
+        format!("tls.listen = \"127.0.0.1:0\"\ntls.certificates = [{{ chain = \"{folder}/a.pem\", key = \"{folder}/a.key\" }}]\n{SHOP}");
+    let reply = site.reload(&secured).await;
+    assert_eq!((reply.status, reply.code().as_str()), (422, "restart_needed"), "{}", reply.text());
+    assert_eq!(reply.json()["keys"], json!(["tls.listen"]));
+
     let restart = format!("server.prefix = \"/.elsewhere\"\n{SHOP}bypass = [\"*.css\"]\n[tokens]\nissuer = \"somebody\"\n");
     let reply = site.reload(&restart).await;
     assert_eq!((reply.status, reply.code().as_str()), (422, "restart_needed"), "{}", reply.text());
@@ -118,7 +128,7 @@ async fn a_reload_is_whole_or_not_at_all() {
     assert_eq!(site.operate("GET", "/v1/config", &Value::Null).await.json(), before);
     assert_eq!(
         site.metric("waitgate_config_reloads_total{outcome=\"refused\"}").await.as_deref(),
-        Some("waitgate_config_reloads_total{outcome=\"refused\"} 4")
+        Some("waitgate_config_reloads_total{outcome=\"refused\"} 5")
     );
 
     // Where a room begins is told to be without effect: the store has the word.
