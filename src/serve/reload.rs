@@ -112,10 +112,10 @@ impl Reloader {
             None => AccessLog::open(&config.log, Arc::clone(&before.house.metrics))
                 .map_err(|error| Refused::Unusable(format!("the access log cannot be opened: {error}")))?,
         };
-        let touches = |table: &str| changes.keys.iter().any(|key| key.starts_with(table));
+        let limited = changes.keys.iter().any(|key| key.starts_with("limits."));
         let house = Arc::new(House {
             tokens: Arc::clone(&before.house.tokens),
-            limits: if touches("limits.") {
+            limits: if limited {
                 Arc::new(Limits::after(&before.house.limits, &config.limits))
             } else {
                 Arc::clone(&before.house.limits)
@@ -131,9 +131,8 @@ impl Reloader {
             .keeper
             .plan(&config, &house)
             .map_err(|fault| Refused::Unusable(fault.to_string()))?;
-        if touches("upstream.") {
-            self.upstreams.update(config.upstream.clone()); // backends that stay keep their connections
-        }
+        // Whatever the keys say: authorities and certificates are files, and may be others by now. Backends that stay keep their connections.
+        self.upstreams.update(config.upstream.clone());
         let gone = self.keeper.gone_after(&plan);
         let gateway = Gateway::new(&config, Arc::clone(&house), plan.halls(), Arc::clone(&self.upstreams), gone);
         // Nothing below can fail.

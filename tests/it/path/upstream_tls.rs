@@ -18,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use waitgate::config;
 
 use crate::backend::{Backend, Front, Treatment, limits, settings, until};
+use crate::gateway::{LINE, Site, shop};
 use crate::papers::Papers;
 
 const GET: &str = "GET /x?y=%20 HTTP/1.1\r\nHost: shop.example\r\n\r\n";
@@ -295,6 +296,28 @@ async fn a_handshake_that_stalls_is_given_up() {
     let front = front(origin, settings).await;
     let answer = front.ask(GET).await;
     assert_eq!((answer.status(), answer.body.as_slice()), (502, b"backend_unreachable".as_slice()));
+}
+
+/// Authorities are read again with the settings, though no key has changed: the file has.
+#[tokio::test]
+async fn other_authorities_are_believed_after_a_reload() {
+    let (papers, backend) = (Papers::new(), shop().await);
+    papers.issue("shop", &["localhost"]);
+    papers.issue("stranger", &["localhost"]);
+    let secured = Terminator::start(&papers, "shop", None, backend.address).await;
+    let believed = papers.path("believed.pem");
+    std::fs::copy(papers.path("stranger.pem"), &believed).unwrap();
+    let settings = format!(
+        "server.fallback = \"https://localhost:{}\"\nupstream.tls.roots = \"{}\"\n{LINE}",
+        secured.address.port(),
+        believed.display()
+    );
+    let site = Site::before(backend, &settings).await;
+    assert_eq!(site.visitor().fetch("/free").await.code(), "backend_unreachable");
+    std::fs::copy(papers.path("shop.pem"), &believed).unwrap();
+    let reply = site.reload(&settings).await;
+    assert_eq!((reply.status, &reply.json()["changed"]), (200, &serde_json::json!([])));
+    assert!(site.visitor().fetch("/free").await.is_shop());
 }
 
 /// Files that cannot be believed are mistakes of the settings, by name; and settings show what was written.
