@@ -44,17 +44,26 @@ pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: Cancellati
     };
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = end.cancelled() => break,
-            _ = ticks.tick() => rounds.tick().await,
-            Some(news) = news.recv() => rounds.hear(news).await,
+    let feed = Arc::clone(&rounds.hall.feed);
+    let round = async {
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => rounds.tick().await,
+                Some(news) = news.recv() => rounds.hear(news).await,
+            }
+            feed.look();
         }
+    };
+    // Side by side: what happens while many are being told is heard at once.
+    tokio::select! {
+        () = end.cancelled() => {}
+        () = round => {}
+        () = feed.passes() => {}
     }
     if draining.is_cancelled() {
-        rounds.hall.feed.say_goodbye();
+        feed.say_goodbye().await;
     } else {
-        rounds.hall.feed.close();
+        feed.close().await;
     }
 }
 
@@ -107,7 +116,6 @@ impl Rounds {
         if passed(&mut self.second_at, SECOND) {
             self.each_second().await;
         }
-        hall.feed.pass().await;
     }
 
     async fn admit(&mut self) -> Result<(), StoreFault> {
@@ -164,7 +172,6 @@ impl Rounds {
             }
             News::Away(tickets) => self.report_back(hall.feed.here_after_all(&tickets)).await,
         }
-        hall.feed.pass().await;
     }
 
     async fn read_again(&mut self) {

@@ -4,29 +4,29 @@
 //! one look at the frontier finds them. Numbers are told less often the further away somebody is, and only when the number shown would change.
 //! The feed also keeps presence: whoever has no stream and has not polled for a while is reported away, once.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use tokio::sync::Notify;
+
+mod here;
+mod pass;
 mod settle;
+mod wakes;
 
 use super::seat::{Message, Seat, Taken};
-use super::sight::{Face, Sight};
-use crate::clock::{UnixMs, millis};
+use super::sight::Sight;
+use crate::clock::millis;
 use crate::queue::Line;
 use crate::response::view::{State, View};
 use crate::room::Room;
-use crate::store::scripts::{Epoch, Place, Presence, Standing};
+use crate::store::scripts::{Place, Presence, Standing};
 use crate::token::Ticket;
+use here::{Group, Here};
+use wakes::Wakes;
 
-/// A stream that was told nothing for so long gets a sign of life.
-const KEEP_ALIVE_MS: u64 = 15_000;
-/// Numbers are told this often near the door, and this often at the far end.
-const UPDATE_MS: (u64, u64) = (1_000, 15_000);
-/// Streams in one bite of a pass: between bites, requests get their turn.
+/// Streams in one bite of a pass: between bites, whoever was called meanwhile is told, and requests get their turn.
 const BITE: usize = 1_000;
-
-type Key = (Place, u64);
 
 /// Who is here, and what each is told.
 #[derive(Debug)]
@@ -35,37 +35,11 @@ pub struct Feed {
     line: Arc<Line>,
     here: Mutex<Here>,
     serial: AtomicU64,
+    /// There may be something to tell.
+    news: Notify,
     /// Some are being looked up.
     looking: AtomicBool,
     me: Weak<Feed>,
-}
-
-#[derive(Debug, Default)]
-struct Here {
-    /// Streams of those who wait, by place.
-    waiting: BTreeMap<Key, Arc<Seat>>,
-    /// Streams of those who have been called.
-    turned: HashMap<u64, Arc<Seat>>,
-    /// Streams of those whose place the frontier had passed before they came (back), and of those who have no place yet.
-    unsettled: HashMap<u64, Arc<Seat>>,
-    /// Everybody who is here, by stream or by poll.
-    present: HashMap<String, Guest>,
-    /// What all were told of the room last, and when all were looked at last.
-    told: (Option<Face>, UnixMs),
-    /// Goodbye has been said: nobody is seated any more.
-    closing: bool,
-    /// The epoch of the line that everybody here is known to be in.
-    epoch: Epoch,
-}
-
-/// Somebody who is here.
-#[derive(Debug)]
-struct Guest {
-    place: Place,
-    seats: Vec<Arc<Seat>>,
-    seen_ms: UnixMs,
-    /// The best number that a page, a poll or a stream which has ended was told.
-    ahead: u64,
 }
 
 /// As many are kept waiting here as may be, or this gateway is stopping.
@@ -81,6 +55,7 @@ impl Feed {
             line,
             here: Mutex::default(),
             serial: AtomicU64::new(0),
+            news: Notify::new(),
             looking: AtomicBool::new(false),
             me: me.clone(),
         })
@@ -101,21 +76,22 @@ impl Feed {
             // What the ticket says: should the store have lost the line, this is where it is put back.
             _ => ticket.place,
         };
-        let ticket = ticket.id.as_str();
-        let seat = Arc::new(Seat::new(ticket.to_owned(), serial, place, view));
         let mut here = self.here();
         if here.closing {
             return Err(Full);
         }
-        here.greet(ticket, place, self.room.clock.now_ms(), self.room.settings().max_waiters)?;
-        if let Some(guest) = here.present.get_mut(ticket) {
+        let name = here.greet(&ticket.id, place, self.room.clock.now_ms(), self.room.settings().max_waiters)?;
+        let seat = Arc::new(Seat::new(Arc::clone(&name), ticket.arrived_ms, serial, place, view));
+        if let Some(guest) = here.present.get_mut(&name) {
+            guest.seats.reserve_exact(1); // hardly anybody has two
             guest.seats.push(Arc::clone(&seat));
         }
-        match standing {
-            Some(Standing::Waiting { place, behind: false }) => drop(here.waiting.insert((place, serial), Arc::clone(&seat))),
-            Some(Standing::Called { .. } | Standing::Admitted { .. }) => drop(here.turned.insert(serial, Arc::clone(&seat))),
-            _ => drop(here.unsettled.insert(serial, Arc::clone(&seat))),
-        }
+        let group = match standing {
+            Some(Standing::Waiting { behind: false, .. }) => Group::Waiting,
+            Some(Standing::Called { .. } | Standing::Admitted { .. }) => Group::Turned,
+            _ => Group::Unsettled,
+        };
+        here.seat(group, Arc::clone(&seat));
         drop(here);
         Ok(Taken::new(seat, self.me.clone()))
     }
@@ -125,8 +101,8 @@ impl Feed {
     /// # Errors
     /// As many are kept waiting here as may be.
     pub fn seen(&self, ticket: &str, place: Place) -> Result<(), Full> {
-        self.here()
-            .greet(ticket, place, self.room.clock.now_ms(), self.room.settings().max_waiters)
+        let (now_ms, most) = (self.room.clock.now_ms(), self.room.settings().max_waiters);
+        self.here().greet(ticket, place, now_ms, most).map(drop)
     }
 
     /// Whoever is here is told no worse number than before, be it by a page, a poll or a stream: a bound may grow while the last block of places
@@ -142,15 +118,12 @@ impl Feed {
     /// How many streams are open.
     #[must_use]
     pub fn streams(&self) -> usize {
-        let here = self.here();
-        here.waiting.len() + here.turned.len() + here.unsettled.len()
+        self.here().streams()
     }
 
-    pub(super) fn give_up(&self, seat: &Arc<Seat>) {
+    pub(super) fn give_up(&self, seat: &Seat) {
         let mut here = self.here();
-        here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
-        here.turned.remove(&seat.serial);
-        here.unsettled.remove(&seat.serial);
+        here.unseat(seat);
         if let Some(guest) = here.present.get_mut(&seat.ticket) {
             guest.seats.retain(|other| other.serial != seat.serial);
             guest.ahead = guest.ahead.min(seat.heard_at(guest.place).unwrap_or(u64::MAX));
@@ -167,13 +140,14 @@ impl Feed {
             Some(guest) => guest.seats.clone(),
             None => return,
         };
-        for seat in &seats {
+        for seat in seats {
             seat.tell(view, message.clone());
-            here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
             if view.state == State::Turn {
-                seat.turn_until_ms.store(view.turn_until_ms.unwrap_or(0), Relaxed);
-                here.unsettled.remove(&seat.serial);
-                here.turned.insert(seat.serial, Arc::clone(seat));
+                here.unseat(&seat);
+                seat.hold_turn(view.turn_until_ms.unwrap_or(0));
+                here.seat(Group::Turned, seat);
+            } else {
+                here.waiting.remove(&here::key(Group::Waiting, &seat));
             }
         }
         if ends {
@@ -186,9 +160,8 @@ impl Feed {
         let mut here = self.here();
         let seats = here.present.get(ticket).map(|guest| guest.seats.clone()).unwrap_or_default();
         for seat in seats {
-            here.waiting.remove(&(seat.place.load(Relaxed), seat.serial));
-            here.turned.remove(&seat.serial);
-            here.unsettled.insert(seat.serial, seat);
+            here.unseat(&seat);
+            here.seat(Group::Unsettled, seat);
         }
     }
 
@@ -205,8 +178,10 @@ impl Feed {
     #[must_use]
     pub fn here_after_all(&self, tickets: &[String]) -> Vec<Presence> {
         let here = self.here();
-        let found = tickets.iter().filter_map(|ticket| here.present.get_key_value(ticket));
-        found.map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place)).collect()
+        let found = tickets.iter().filter_map(|ticket| here.present.get_key_value(ticket.as_str()));
+        found
+            .map(|(ticket, guest)| Presence::Back(ticket.as_ref().to_owned(), guest.place))
+            .collect()
     }
 
     /// Everybody who is here: after news were missed, some of them may have been reported away by a gateway they came from.
@@ -214,150 +189,43 @@ impl Feed {
     pub fn all_here(&self) -> Vec<Presence> {
         let here = self.here();
         let all = here.present.iter();
-        all.map(|(ticket, guest)| Presence::Back(ticket.clone(), guest.place)).collect()
+        all.map(|(ticket, guest)| Presence::Back(ticket.as_ref().to_owned(), guest.place))
+            .collect()
     }
 
     /// Who is gone for longer than `away_after`; they are forgotten here.
     #[must_use]
     pub fn gone_quiet(&self) -> Vec<Presence> {
-        let now_ms = self.room.clock.now_ms();
         let away_after_ms = millis(self.room.settings().away_after);
-        let mut away = Vec::new();
-        self.here().present.retain(|ticket, guest| {
-            let quiet = guest.seats.is_empty() && guest.seen_ms + away_after_ms <= now_ms;
-            if quiet && guest.place > 0 {
-                away.push(Presence::Away(ticket.clone()));
-            }
-            !quiet
-        });
-        away
+        self.here().gone_quiet(self.room.clock.now_ms(), away_after_ms)
     }
 
-    /// Ends every stream with a word to come back in a moment, and seats nobody after that.
-    pub fn say_goodbye(&self) {
-        let mut here = self.here();
-        here.closing = true;
-        for seat in here.waiting.values().chain(here.turned.values()).chain(here.unsettled.values()) {
-            seat.bye();
-        }
+    /// Says goodbye to every stream, and seats nobody any more.
+    pub async fn say_goodbye(&self) {
+        self.end(|seat| seat.bye()).await;
     }
 
     /// The room is gone: everybody is told that it is closed, and nobody is seated any more.
-    pub fn close(&self) {
+    pub async fn close(&self) {
         let view = Sight::of(&self.room).closed();
         let message = Message::new(&view);
-        let mut here = self.here();
-        here.closing = true;
-        for seat in here.waiting.values().chain(here.turned.values()).chain(here.unsettled.values()) {
-            seat.tell(&view, message.clone());
-        }
+        self.end(|seat| seat.put(&view, message.clone())).await;
     }
 
-    /// One pass: the called first, then numbers where they are due. Gives way to requests in between.
-    pub async fn pass(&self) {
-        let sight = Sight::of(&self.room);
-        if !self.in_the_line_of_now().await {
-            return;
-        }
-        self.call(&sight);
-        let (changed, due) = self.here().look_again(&sight);
-        if !changed && !due {
-            return;
-        }
-        let mut last: Option<Key> = None;
-        loop {
-            let bite: Vec<(Key, Arc<Seat>)> = {
-                let here = self.here();
-                let from = last.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-                here.waiting
-                    .range((from, std::ops::Bound::Unbounded))
-                    .take(BITE)
-                    .map(|(key, seat)| (*key, Arc::clone(seat)))
-                    .collect()
-            };
-            let Some((key, _)) = bite.last() else { break };
-            last = Some(*key);
-            for (_, seat) in &bite {
-                self.update(&sight, seat, changed);
-            }
-            tokio::task::yield_now().await;
-        }
-        self.pass_over_the_rest(&sight, changed);
-    }
-
-    /// Tells those whose place the frontier has reached.
-    fn call(&self, sight: &Sight) {
-        let frontier = self.room.frontier();
-        let mut here = self.here();
-        if here.waiting.first_key_value().is_none_or(|((place, _), _)| *place > frontier) {
-            return;
-        }
-        let rest = here.waiting.split_off(&(frontier + 1, 0));
-        let called = std::mem::replace(&mut here.waiting, rest);
-        let view = sight.turn(sight.now_ms + millis(self.room.settings().turn_ttl));
-        let message = Message::new(&view);
-        for (_, seat) in called {
-            seat.turn_until_ms.store(view.turn_until_ms.unwrap_or(0), Relaxed);
-            seat.tell(&view, message.clone());
-            here.turned.insert(seat.serial, seat);
-        }
-    }
-
-    /// Tells one waiting stream its number, if that is due.
-    fn update(&self, sight: &Sight, seat: &Seat, changed: bool) {
-        let place = seat.place.load(Relaxed);
-        let mut view = sight.waiting(&self.line, (place > 0).then_some(place));
-        let before = seat.ahead.load(Relaxed);
-        // Never worse than before, whatever a count of another moment says.
-        view.ahead = view.ahead.map(|ahead| ahead.min(before));
-        let told_ms = seat.told_ms.load(Relaxed);
-        let quiet_ms = sight.now_ms.saturating_sub(told_ms);
-        let every_ms = view
-            .wait_low_s
-            .map_or(UPDATE_MS.0, |low| (low * 1000 / 50).clamp(UPDATE_MS.0, UPDATE_MS.1));
-        let news = view.ahead.is_some_and(|ahead| ahead != before) && quiet_ms >= every_ms;
-        if changed || news || !seat.was_told(&view) {
-            let message = Message::new(&view);
-            seat.tell(&view, message);
-        } else if quiet_ms >= KEEP_ALIVE_MS {
-            seat.keep_alive(sight.now_ms);
-        }
-    }
-}
-
-impl Here {
-    fn greet(&mut self, ticket: &str, place: Place, now_ms: UnixMs, max: usize) -> Result<(), Full> {
-        if let Some(guest) = self.present.get_mut(ticket) {
-            guest.seen_ms = now_ms;
-            if place > guest.place {
-                // Another place: it has numbers of its own.
-                (guest.place, guest.ahead) = (place, u64::MAX);
-            }
-            return Ok(());
-        }
-        if self.present.len() >= max {
-            return Err(Full);
-        }
-        let guest = Guest {
-            place,
-            seats: Vec::new(),
-            seen_ms: now_ms,
-            ahead: u64::MAX,
+    async fn end(&self, last_word: impl Fn(&Seat)) {
+        let seats: Vec<Arc<Seat>> = {
+            let mut here = self.here();
+            here.closing = true;
+            here.all().cloned().collect()
         };
-        self.present.insert(ticket.to_owned(), guest);
-        Ok(())
-    }
-
-    /// Whether the room changed since everybody was told, and whether numbers are due again.
-    fn look_again(&mut self, sight: &Sight) -> (bool, bool) {
-        let due = sight.now_ms >= self.told.1 + UPDATE_MS.0 || sight.now_ms < self.told.1;
-        if due {
-            self.told.1 = sight.now_ms;
+        let mut wakes = Wakes::default();
+        for bite in seats.chunks(BITE) {
+            for seat in bite {
+                last_word(seat);
+                wakes.add(Arc::clone(seat));
+            }
+            wakes.go().await;
         }
-        let changed = self.told.0.as_ref() != Some(&sight.face);
-        if changed {
-            self.told.0 = Some(sight.face.clone());
-        }
-        (changed, due)
+        wakes.settled().await;
     }
 }

@@ -3,12 +3,13 @@
 //! State is absolute, so only the newest matters: a slow reader never has more than one message waiting for it, and nothing grows.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
+use tokio::runtime::Handle;
 
 use super::live::Feed;
 use crate::clock::UnixMs;
@@ -40,8 +41,14 @@ impl Message {
 
     /// As a stream of events carries it.
     #[must_use]
-    pub fn event(&self) -> Bytes {
-        self.0.clone()
+    pub fn event(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The same, to be sent as it is.
+    #[must_use]
+    pub fn into_event(self) -> Bytes {
+        self.0
     }
 
     /// The JSON alone.
@@ -76,27 +83,33 @@ struct Slot {
 #[derive(Debug)]
 pub struct Seat {
     /// Whose it is.
-    pub ticket: String,
+    pub ticket: Arc<str>,
+    /// When that visitor came first.
+    pub arrived_ms: UnixMs,
     /// Tells seats of one place apart.
     pub serial: u64,
+    /// The thread that carries the stream.
+    home: Handle,
     slot: Mutex<Slot>,
     reader: AtomicWaker,
     closed: AtomicBool,
-    /// What the feed remembers of it. Only the feed's pass writes these.
-    pub(super) place: AtomicU64,
-    pub(super) turn_until_ms: AtomicU64,
-    pub(super) told_ms: AtomicU64,
-    pub(super) ahead: AtomicU64,
-    told: Mutex<Option<(State, bool)>>,
+    /// What the feed remembers of it. Only the feed writes these.
+    place: AtomicU64,
+    turn_until_ms: AtomicU64,
+    told_ms: AtomicU64,
+    ahead: AtomicU64,
+    told: AtomicU8,
 }
 
 impl Seat {
-    /// A seat that has been told this view already.
+    /// A seat, carried by the thread that asks, that has been told this view already.
     #[must_use]
-    pub fn new(ticket: String, serial: u64, place: Place, view: &View) -> Self {
+    pub(super) fn new(ticket: Arc<str>, arrived_ms: UnixMs, serial: u64, place: Place, view: &View) -> Self {
         Self {
             ticket,
+            arrived_ms,
             serial,
+            home: Handle::current(),
             slot: Mutex::default(),
             reader: AtomicWaker::new(),
             closed: AtomicBool::new(false),
@@ -104,41 +117,79 @@ impl Seat {
             turn_until_ms: AtomicU64::new(view.turn_until_ms.unwrap_or(0)),
             told_ms: AtomicU64::new(view.updated_at_ms),
             ahead: AtomicU64::new(view.ahead.unwrap_or(u64::MAX)),
-            told: Mutex::new(Some((view.state, view.delayed))),
+            told: AtomicU8::new(kind(view)),
         }
     }
 
-    /// Puts a view in, in place of whatever was not read yet.
+    pub(super) fn home(&self) -> &Handle {
+        &self.home
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place.load(Relaxed)
+    }
+
+    pub(super) fn move_to(&self, place: Place) {
+        self.place.store(place, Relaxed);
+    }
+
+    pub(super) fn turn_until_ms(&self) -> UnixMs {
+        self.turn_until_ms.load(Relaxed)
+    }
+
+    pub(super) fn hold_turn(&self, until_ms: UnixMs) {
+        self.turn_until_ms.store(until_ms, Relaxed);
+    }
+
+    /// When it was told something last.
+    pub(super) fn told_ms(&self) -> UnixMs {
+        self.told_ms.load(Relaxed)
+    }
+
+    /// The number it was told last.
+    pub(super) fn ahead(&self) -> u64 {
+        self.ahead.load(Relaxed)
+    }
+
+    /// Puts a view in, in place of whatever was not read yet, and wakes the reader.
     pub(super) fn tell(&self, view: &View, message: Message) {
+        self.put(view, message);
+        self.wake();
+    }
+
+    /// The same without waking: for whoever has many to tell.
+    pub(super) fn put(&self, view: &View, message: Message) {
         self.told_ms.store(view.updated_at_ms, Relaxed);
         self.ahead.store(view.ahead.unwrap_or(u64::MAX), Relaxed);
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((view.state, view.delayed));
+        self.told.store(kind(view), Relaxed);
         let ends = matches!(view.state, State::Admitted | State::Gone | State::Closed);
         let mut slot = self.slot();
         slot.state = Some(message);
         slot.end |= ends;
-        drop(slot);
-        self.reader.wake();
     }
 
-    /// Whether the last view told was in this state.
+    /// Whether the last view told was of this kind.
     pub(super) fn was_told(&self, view: &View) -> bool {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) == Some((view.state, view.delayed))
+        self.told.load(Relaxed) == kind(view)
     }
 
     /// The number it was told last, as somebody at this place.
     pub(super) fn heard_at(&self, place: Place) -> Option<u64> {
-        (self.place.load(Relaxed) == place).then(|| self.ahead.load(Relaxed))
+        (self.place() == place).then(|| self.ahead())
     }
 
+    /// Puts a sign of life in.
     pub(super) fn keep_alive(&self, now_ms: UnixMs) {
         self.told_ms.store(now_ms, Relaxed);
         self.slot().keep_alive = true;
-        self.reader.wake();
     }
 
+    /// Puts a goodbye in.
     pub(super) fn bye(&self) {
         self.slot().bye = true;
+    }
+
+    pub(super) fn wake(&self) {
         self.reader.wake();
     }
 
@@ -202,4 +253,9 @@ impl Drop for Taken {
             feed.give_up(&self.seat);
         }
     }
+}
+
+/// What tells two views apart, numbers and text aside.
+fn kind(view: &View) -> u8 {
+    (view.state as u8) << 1 | u8::from(view.delayed)
 }

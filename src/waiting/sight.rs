@@ -29,6 +29,8 @@ pub struct Sight {
     pub face: Face,
     /// The time by the store's clock.
     pub now_ms: UnixMs,
+    /// Admissions per 1,000 seconds.
+    pub rate_milli: u64,
 }
 
 impl Sight {
@@ -44,7 +46,14 @@ impl Sight {
                 opens_at_ms: live.shown.opens_at_ms,
             },
             now_ms: room.now_ms(),
+            rate_milli: live.shown.rate_milli,
         }
+    }
+
+    /// Whether there is nothing more to wait for.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self.face.door, Door::Closed | Door::SoldOut)
     }
 
     /// The view of somebody who stands like this.
@@ -69,7 +78,7 @@ impl Sight {
             Door::AllHeld => State::AllHeld,
             Door::Delayed | Door::Open => State::Waiting,
         });
-        if matches!(self.face.door, Door::Closed | Door::SoldOut) {
+        if self.is_final() {
             return view;
         }
         view.opens_at_ms = (self.face.door == Door::Countdown).then_some(self.face.opens_at_ms);

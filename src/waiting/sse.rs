@@ -44,7 +44,7 @@ impl HttpBody for Events {
             return Poll::Ready(None);
         };
         let bytes = match ready!(Pin::new(taken).poll_next(context)) {
-            Next::State(message) => message.event(),
+            Next::State(message) => message.into_event(),
             Next::KeepAlive => KEEP_ALIVE,
             Next::Bye => {
                 self.taken = None;
@@ -66,7 +66,10 @@ impl HttpBody for Events {
 #[must_use]
 pub fn stream(view: &Message, taken: Option<Taken>, counted: Option<Counted>) -> Response<Body> {
     let mut first = format!("retry: {}\n", fastrand::u32(1_000..4_000)).into_bytes();
-    first.extend_from_slice(&if taken.is_some() { view.event() } else { end(view) });
+    match &taken {
+        Some(_) => first.extend_from_slice(view.event()),
+        None => first.extend_from_slice(&end(view)),
+    }
     let lasts = taken.is_some();
     let mut response = answer(Events {
         first: Some(first.into()),
@@ -91,7 +94,7 @@ pub fn come_back() -> Response<Body> {
 
 /// A last event: the browser brings its id along when it comes back by itself, and is told then that there is nothing more.
 fn end(view: &Message) -> Bytes {
-    [format!("id: {END}\n").as_bytes(), &view.event()].concat().into()
+    [format!("id: {END}\n").as_bytes(), view.event()].concat().into()
 }
 
 /// No stream: there is nothing more to say to this visitor, and its EventSource shall not try again.

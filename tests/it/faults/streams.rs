@@ -14,6 +14,7 @@ use waitgate::queue::Line;
 use waitgate::queue::positions::Positions;
 use waitgate::response::view::{State, View};
 use waitgate::room::Room;
+use waitgate::store::scripts::{Standing, Tuning};
 use waitgate::telemetry::Metrics;
 use waitgate::token::Ticket;
 use waitgate::waiting::live::Feed;
@@ -106,25 +107,37 @@ fn json_of(next: Option<Next>) -> Value {
     }
 }
 
-/// CASE 34: a balancer cut the stream of somebody whose number did not change for a minute.
+/// CASE 34: a balancer cut the stream of somebody whose number did not change for a minute. Not all at one moment: they were told at one moment.
 #[tokio::test]
-async fn a_silent_stream_shows_a_sign_of_life_each_fifteen_seconds() {
-    let stage = Stage::of(0, 3).await;
+async fn a_silent_stream_shows_a_sign_of_life_within_fifteen_seconds() {
+    let stage = Stage::of(0, 20).await;
     let (view, taken) = stage.seat(2).await;
-    let (_, mut watched) = stage.seat(1).await;
+    let mut watched = Vec::new();
+    for number in 3..20 {
+        watched.push(stage.seat(number).await.1);
+    }
     let mut body = sse::stream(&Message::new(&view), Some(taken), None).into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     assert!(first.starts_with(b"retry: ") && first.ends_with(b"\n\n"), "{first:?}");
-    for _ in 0..20 {
-        for _ in 0..14 {
-            stage.beat(1_000).await;
-            assert!(body.frame().now_or_never().is_none() && said(&mut watched).is_none());
-        }
+    let (mut quiet_s, mut quiet) = (0, vec![0; watched.len()]);
+    let mut waits = std::collections::BTreeSet::new();
+    for _ in 0..40 {
         stage.beat(1_000).await;
-        let sign = body.frame().now_or_never().expect("a sign of life").unwrap().unwrap();
-        assert_eq!(sign.into_data().unwrap(), ":\n\n");
-        assert_eq!(said(&mut watched), Some(Next::KeepAlive));
+        quiet_s += 1;
+        if let Some(sign) = body.frame().now_or_never() {
+            assert_eq!(sign.unwrap().unwrap().into_data().unwrap(), ":\n\n");
+            assert!((11..=15).contains(&std::mem::take(&mut quiet_s)));
+        }
+        for (taken, quiet) in watched.iter_mut().zip(&mut quiet) {
+            *quiet += 1;
+            if let Some(next) = said(taken) {
+                assert_eq!(next, Next::KeepAlive);
+                waits.insert(std::mem::take(quiet));
+            }
+        }
+        assert!(quiet_s <= 15 && quiet.iter().all(|&quiet| quiet <= 15), "{quiet_s} {quiet:?}");
     }
+    assert!(waits.len() > 2 && waits.iter().all(|wait| (11..=15).contains(wait)), "{waits:?}");
 }
 
 /// CASES 41 and 43: whoever read slowly was dropped, or was kept every message.
@@ -178,6 +191,42 @@ async fn the_further_away_the_less_often_numbers_are_told() {
     assert!((35..=41).contains(&near), "{told:?}");
     assert!((4..=12).contains(&middle), "{told:?}");
     assert!((1..=4).contains(&far), "{told:?}");
+}
+
+fn is_turn(next: &Next) -> bool {
+    matches!(next, Next::State(message) if message.event().starts_with(b"data: {\"state\":\"turn\""))
+}
+
+/// Somebody's turn came while thousands were being told a number, and was told after them all.
+#[tokio::test]
+async fn whoever_is_called_during_a_pass_does_not_wait_for_its_end() {
+    let stage = Stage::of(0, 6_000).await;
+    let mut seats = Vec::new();
+    for number in 0..6_000 {
+        let standing = Standing::Waiting {
+            place: stage.tickets[number].place,
+            behind: false,
+        };
+        let view = Sight::of(&stage.room).standing(&stage.line, standing);
+        seats.push(stage.feed.take_seat(&stage.tickets[number], Some(standing), &view).unwrap());
+    }
+    // All have something to hear.
+    let message = Some("Hello".to_owned());
+    let tuning = Tuning {
+        message,
+        ..Tuning::default()
+    };
+    stage.room.store.tune("a test", "hello", &tuning).await.unwrap();
+    stage.room.learn(stage.room.store.show().await.unwrap().unwrap());
+    let mut pass = Box::pin(stage.feed.pass());
+    assert!((&mut pass).now_or_never().is_none());
+    stage.room.advance(stage.room.live().shown.epoch, stage.tickets[5_999].place);
+    let mut turns = 0;
+    while (&mut pass).now_or_never().is_none() {
+        turns += seats.iter_mut().filter_map(said).filter(is_turn).count();
+        tokio::task::yield_now().await;
+    }
+    assert!(turns > 0, "nobody was told before it was over");
 }
 
 /// CASE 38: a stale or absurd `Last-Event-ID` brought the whole history, or nothing.

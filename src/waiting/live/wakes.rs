@@ -1,0 +1,54 @@
+//! Waking many streams, each by the thread that carries it.
+//!
+//! A stream that is woken from another thread costs a lock of that thread's queue, and often a call of the kernel. So streams are told first and woken
+//! after, all of one thread by one task that runs there: a few at a time, so that a new request waits for those few and not for all.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, yield_now};
+
+use crate::waiting::seat::Seat;
+
+/// Streams that a thread wakes before it looks at anything else.
+const A_FEW: usize = 64;
+
+/// Streams that have something to say, by the thread that carries them.
+#[derive(Debug, Default)]
+pub(super) struct Wakes {
+    homes: Vec<(Handle, Vec<Arc<Seat>>)>,
+    under_way: Vec<JoinHandle<()>>,
+}
+
+impl Wakes {
+    /// This one has something to say.
+    pub(super) fn add(&mut self, seat: Arc<Seat>) {
+        let home = seat.home();
+        match self.homes.iter_mut().find(|(known, _)| known.id() == home.id()) {
+            Some((_, seats)) => seats.push(seat),
+            None => self.homes.push((home.clone(), vec![seat])),
+        }
+    }
+
+    /// Begins to wake them, once those before have been woken: no thread ever has more than one bite before it.
+    pub(super) async fn go(&mut self) {
+        self.settled().await;
+        let homes = self.homes.drain(..);
+        self.under_way.extend(homes.map(|(home, seats)| home.spawn(wake(seats))));
+    }
+
+    /// Waits until all have been woken.
+    pub(super) async fn settled(&mut self) {
+        for woken in self.under_way.drain(..) {
+            // A thread that ends takes its streams along.
+            let _ended = woken.await;
+        }
+    }
+}
+
+async fn wake(seats: Vec<Arc<Seat>>) {
+    for few in seats.chunks(A_FEW) {
+        few.iter().for_each(|seat| seat.wake());
+        yield_now().await;
+    }
+}
