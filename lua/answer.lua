@@ -18,6 +18,7 @@ local function refuse(reason) error({ err = reason }) end
 local function kind(key, wanted)
   local is = redis.call('TYPE', key).ok
   if is ~= wanted and is ~= 'none' then refuse('WRONGKEY ' .. key .. ' holds a ' .. is .. ', not a ' .. wanted) end
+  return is == wanted
 end
 local function whole(text, name)
   local value = tonumber(text)

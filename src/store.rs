@@ -210,7 +210,13 @@ impl Store {
     }
 
     /// One script, whose answer is words.
-    async fn run(&self, name: &'static str, script: &Script, keys: &[&str], arguments: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, StoreFault> {
+    async fn run<T: FromRedisValue>(
+        &self,
+        name: &'static str,
+        script: &Script,
+        keys: &[&str],
+        arguments: &[Vec<u8>],
+    ) -> Result<T, StoreFault> {
         let mut invocation = script.prepare_invoke();
         for key in keys {
             invocation.key(*key);

@@ -1,7 +1,7 @@
 //! The scripts of the line: join, admit, redeem, depart, sweep, measure.
 
 use super::verb::{Verb, Words};
-use super::{Fate, Joined, Joining, Knock, Measured, Presence, Redeemed, Standing, Swept, Terms, Ticked};
+use super::{Fate, Joined, Joining, Knock, Measured, Place, Presence, Redeemed, Standing, Swept, Terms, Ticked};
 use crate::fault::StoreFault;
 use crate::store::RoomStore;
 use crate::store::keys::Key;
@@ -101,8 +101,8 @@ impl Knock {
     }
 }
 
-fn fate(words: &mut Words) -> Result<Fate, StoreFault> {
-    match words.text()?.as_str() {
+fn fate(words: &Words, word: &str) -> Result<Fate, StoreFault> {
+    match word {
         "left" => Ok(Fate::Left),
         "lapsed" => Ok(Fate::Lapsed),
         "abandoned" => Ok(Fate::Abandoned),
@@ -111,25 +111,22 @@ fn fate(words: &mut Words) -> Result<Fate, StoreFault> {
     }
 }
 
-fn standing(words: &mut Words) -> Result<Standing, StoreFault> {
-    let standing = match words.text()?.as_str() {
-        "waiting" => {
-            return Ok(Standing::Waiting {
-                place: words.number()?,
-                behind: words.flag()?,
-            });
-        }
-        "called" => Standing::Called { until_ms: words.number()? },
-        "admitted" => Standing::Admitted { until_ms: words.number()? },
-        "gone" => Standing::Gone(fate(words)?),
-        "must_wait" => {
-            words.bytes()?;
-            Standing::MustWait
-        }
-        other => return Err(words.nonsense(other)),
-    };
-    words.bytes()?;
-    Ok(standing)
+/// One ticket's word: its place, or what else it is and since when or why.
+fn standing(words: &mut Words, frontier: Place) -> Result<Standing, StoreFault> {
+    if let Some(place) = words.whole() {
+        let behind = place <= frontier;
+        return Ok(Standing::Waiting { place, behind });
+    }
+    let word = words.text()?;
+    let (kind, rest) = word.split_once(' ').unwrap_or((&word, ""));
+    let until_ms = || rest.parse().map_err(|_| words.nonsense(&word));
+    match kind {
+        "called" => Ok(Standing::Called { until_ms: until_ms()? }),
+        "admitted" => Ok(Standing::Admitted { until_ms: until_ms()? }),
+        "gone" => Ok(Standing::Gone(fate(words, rest)?)),
+        "must_wait" => Ok(Standing::MustWait),
+        _ => Err(words.nonsense(&word)),
+    }
 }
 
 impl RoomStore {
@@ -145,11 +142,16 @@ impl RoomStore {
         let mut words = self.run(&JOIN, arguments).await?;
         match words.first() {
             "unseeded" => Ok(None),
-            "joined" => Ok(Some(Joined {
-                epoch: words.number()?,
-                frontier: words.number()?,
-                standings: tickets.iter().map(|_| standing(&mut words)).collect::<Result<_, _>>()?,
-            })),
+            "joined" => {
+                let (epoch, frontier) = (words.number()?, words.number()?);
+                let standings = tickets.iter().map(|_| standing(&mut words, frontier));
+                let standings = standings.collect::<Result<_, _>>()?;
+                Ok(Some(Joined {
+                    epoch,
+                    frontier,
+                    standings,
+                }))
+            }
             _ => Err(words.unheard()),
         }
     }
@@ -185,7 +187,10 @@ impl RoomStore {
         match words.first() {
             "admitted" => Ok(Redeemed::Admitted { until_ms: words.number()? }),
             "waiting" => Ok(Redeemed::Waiting),
-            "gone" => Ok(Redeemed::Gone(fate(&mut words)?)),
+            "gone" => {
+                let word = words.text()?;
+                Ok(Redeemed::Gone(fate(&words, &word)?))
+            }
             "unknown" | "unseeded" => Ok(Redeemed::Unknown),
             _ => Err(words.unheard()),
         }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use redis::Script;
+use redis::{FromRedisValue, ParsingError, Script, Value};
 
 use crate::fault::StoreFault;
 use crate::store::RoomStore;
@@ -80,7 +80,7 @@ impl RoomStore {
 
     pub(super) async fn run(&self, verb: &'static Verb, arguments: Arguments) -> Result<Words, StoreFault> {
         let keys: Vec<&str> = verb.keys.iter().map(|key| self.keys.get(*key)).collect();
-        let words = self.store.run(verb.name, verb.script(), &keys, &arguments.0).await?;
+        let words: Vec<Word> = self.store.run(verb.name, verb.script(), &keys, &arguments.0).await?;
         Ok(Words {
             script: verb.name,
             words: words.into_iter(),
@@ -90,16 +90,44 @@ impl RoomStore {
     }
 }
 
+/// One word of an answer: most are written, numbers of which there are many are not.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// Written.
+    Text(Vec<u8>),
+    /// A number as such.
+    Number(i64),
+}
+
+impl Word {
+    fn into_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Text(text) => text,
+            Self::Number(number) => number.to_string().into_bytes(),
+        }
+    }
+}
+
+impl FromRedisValue for Word {
+    fn from_redis_value(value: Value) -> Result<Self, ParsingError> {
+        match value {
+            Value::Int(number) => Ok(Self::Number(number)),
+            Value::BulkString(text) => Ok(Self::Text(text)),
+            other => Vec::from_redis_value(other).map(Self::Text),
+        }
+    }
+}
+
 /// What a script answered, read word by word. A word that is not there, or is not what it should be, is [`StoreFault::Nonsense`].
 pub(super) struct Words {
     script: &'static str,
-    words: std::vec::IntoIter<Vec<u8>>,
+    words: std::vec::IntoIter<Word>,
     first: Vec<u8>,
 }
 
 impl Words {
     fn begun(mut self) -> Self {
-        self.first = self.words.next().unwrap_or_default();
+        self.first = self.words.next().map(Word::into_bytes).unwrap_or_default();
         self
     }
 
@@ -110,8 +138,20 @@ impl Words {
 
     pub(super) fn bytes(&mut self) -> Result<Vec<u8>, StoreFault> {
         match self.words.next() {
-            Some(word) => Ok(word),
+            Some(word) => Ok(word.into_bytes()),
             None => Err(self.nonsense("(too few words)")),
+        }
+    }
+
+    /// The next word, if it is a number as such.
+    pub(super) fn whole(&mut self) -> Option<u64> {
+        match self.words.as_slice().first() {
+            Some(Word::Number(number)) => {
+                let number = u64::try_from(*number).ok()?;
+                self.words.next();
+                Some(number)
+            }
+            _ => None,
         }
     }
 
