@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::clock::millis;
+use crate::clock::{UnixMs, millis};
 use crate::config;
 use crate::fault::StoreFault;
 use crate::room::Room;
@@ -20,7 +20,7 @@ pub mod batch;
 pub mod pace;
 pub mod positions;
 
-use batch::{Batcher, Batches, batches};
+use batch::{Batcher, Batches, Caller, Patience, batches};
 use pace::Pace;
 use positions::Positions;
 
@@ -46,6 +46,7 @@ pub struct Line {
     departures: Batcher<Presence, ()>,
     positions: ArcSwap<Positions>,
     pace: Mutex<Pace>,
+    metrics: Arc<Metrics>,
 }
 
 impl Line {
@@ -60,21 +61,45 @@ impl Line {
             departures,
             positions: ArcSwap::default(),
             pace: Mutex::default(),
+            metrics,
         });
-        let carry = carry_joins(Arc::clone(&line), metrics, joining);
-        tasks.spawn(until(stop.clone(), carry));
+        tasks.spawn(until(stop.clone(), carry_joins(Arc::clone(&line), joining)));
         tasks.spawn(until(stop, carry_departures(Arc::clone(&line), departing)));
         line
     }
 
-    /// Takes a place, keeps the one there is, or is admitted at once.
+    /// Takes a place, keeps the one there is, or is admitted at once. Whoever came first is asked for first. While the store is behind, newcomers
+    /// are told at once to come back.
     ///
     /// # Errors
     /// The store did not answer in time. Asking again with the same ticket is safe.
-    pub async fn join(&self, joining: Joining) -> Result<Stood, StoreFault> {
-        tokio::time::timeout(PATIENCE, self.joins.ask(joining))
-            .await
-            .unwrap_or(Err(StoreFault::Full))
+    pub async fn join(&self, joining: Joining, came_ms: UnixMs) -> Result<Stood, StoreFault> {
+        let patience = if joining.place == 0 { Patience::ComesBack } else { Patience::Waits };
+        let stood = in_time(self.joins.ask(joining, came_ms, patience)).await;
+        if matches!(stood, Err(StoreFault::Full)) {
+            self.metrics.join_put_off();
+        }
+        stood
+    }
+
+    /// Whether newcomers are told to come back, because the store cannot keep up.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.joins.is_behind()
+    }
+
+    /// How many wait for the next call of `join`.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.joins.waiting()
+    }
+
+    /// Where whoever is here and stays stands: asked for however far behind the store is.
+    ///
+    /// # Errors
+    /// The store did not answer in time.
+    pub async fn look_up(&self, joining: Joining, came_ms: UnixMs) -> Result<Stood, StoreFault> {
+        in_time(self.joins.ask(joining, came_ms, Patience::Waits)).await
     }
 
     /// Tells the store of a change of presence, with the next group.
@@ -82,9 +107,7 @@ impl Line {
     /// # Errors
     /// The store did not answer in time. A change may be told again.
     pub async fn depart(&self, change: Presence) -> Result<(), StoreFault> {
-        tokio::time::timeout(PATIENCE, self.departures.ask(change))
-            .await
-            .unwrap_or(Err(StoreFault::Full))
+        in_time(self.departures.ask(change, 0, Patience::Waits)).await
     }
 
     /// Turns a call into an admission.
@@ -185,21 +208,24 @@ async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
     let _stopped = stop.run_until_cancelled(work).await;
 }
 
-async fn carry_joins(line: Arc<Line>, metrics: Arc<Metrics>, mut batches: Batches<Joining, Stood>) {
-    while let Some(batch) = batches.next().await {
-        metrics.joined(batch.len());
-        let (tickets, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+async fn in_time<R>(asking: impl Future<Output = Result<R, StoreFault>>) -> Result<R, StoreFault> {
+    tokio::time::timeout(PATIENCE, asking).await.unwrap_or(Err(StoreFault::Full))
+}
+
+async fn carry_joins(line: Arc<Line>, mut batches: Batches<Joining, Stood>) {
+    loop {
+        let (tickets, callers): (Vec<_>, Vec<_>) = batches.next().await.into_iter().unzip();
+        let longest = callers.iter().map(Caller::waited).max().unwrap_or_default();
+        line.metrics.joined(tickets.len(), longest);
         match join_all(&line, &tickets).await {
             Ok(joined) => {
                 line.room.advance(joined.epoch, joined.frontier);
-                for (answer, standing) in answers.into_iter().zip(joined.standings) {
-                    let _gone = answer.send(Ok(Stood {
-                        epoch: joined.epoch,
-                        standing,
-                    }));
+                for (caller, standing) in callers.into_iter().zip(joined.standings) {
+                    let epoch = joined.epoch;
+                    caller.answer(Ok(Stood { epoch, standing }));
                 }
             }
-            Err(fault) => refuse(answers, &fault),
+            Err(fault) => refuse(callers, &fault),
         }
     }
 }
@@ -225,22 +251,18 @@ async fn join_all(line: &Line, tickets: &[Joining]) -> Result<Joined, StoreFault
 }
 
 async fn carry_departures(line: Arc<Line>, mut batches: Batches<Presence, ()>) {
-    while let Some(batch) = batches.next().await {
-        let (changes, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+    loop {
+        let (changes, callers): (Vec<_>, Vec<_>) = batches.next().await.into_iter().unzip();
         match line.room.store.depart(&line.terms(), &changes).await {
-            Ok(()) => {
-                for answer in answers {
-                    let _gone = answer.send(Ok(()));
-                }
-            }
-            Err(fault) => refuse(answers, &fault),
+            Ok(()) => callers.into_iter().for_each(|caller| caller.answer(Ok(()))),
+            Err(fault) => refuse(callers, &fault),
         }
     }
 }
 
-fn refuse<R>(answers: Vec<tokio::sync::oneshot::Sender<Result<R, StoreFault>>>, fault: &StoreFault) {
-    tracing::warn!(%fault, waiting = answers.len(), "the store did not take a group of calls");
-    for answer in answers {
-        let _gone = answer.send(Err(StoreFault::Away));
+fn refuse<R>(callers: Vec<Caller<R>>, fault: &StoreFault) {
+    tracing::warn!(%fault, waiting = callers.len(), "the store did not take a group of calls");
+    for caller in callers {
+        caller.answer(Err(StoreFault::Away));
     }
 }

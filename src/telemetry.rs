@@ -168,6 +168,8 @@ pub struct Metrics {
     connections: Gauge,
     connections_refused: Counter,
     join_batch_tickets: Histogram,
+    join_wait_seconds: Histogram,
+    joins_put_off: Counter,
     store_call_seconds: Family<Script, Histogram, fn() -> Histogram>,
     store_up: Gauge,
     limiter_keys: Family<Limit, Gauge>,
@@ -206,6 +208,8 @@ impl Metrics {
             connections: Gauge::default(),
             connections_refused: Counter::default(),
             join_batch_tickets: Histogram::new(exponential_buckets(1.0, 4.0, 7)),
+            join_wait_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 7)),
+            joins_put_off: Counter::default(),
             store_call_seconds: Family::new_with_constructor(store_call_histogram),
             store_up: Gauge::default(),
             limiter_keys: Family::default(),
@@ -250,6 +254,17 @@ impl Metrics {
             "join_batch_tickets",
             "Tickets that joined in one call",
             self.join_batch_tickets.clone(),
+        );
+        registry.register_with_unit(
+            "join_wait",
+            "Longest wait for the store in each of these calls",
+            Unit::Seconds,
+            self.join_wait_seconds.clone(),
+        );
+        registry.register(
+            "joins_put_off",
+            "Visitors told to come back because the store could not keep up",
+            self.joins_put_off.clone(),
         );
         registry.register_with_unit(
             "store_call",
@@ -339,10 +354,16 @@ impl Metrics {
         self.connections_refused.inc();
     }
 
-    /// So many tickets joined in one call.
+    /// So many tickets joined in one call, of which one had waited for so long.
     #[allow(clippy::cast_precision_loss, reason = "a batch is far below 2^53")]
-    pub fn joined(&self, tickets: usize) {
+    pub fn joined(&self, tickets: usize, longest: Duration) {
         self.join_batch_tickets.observe(tickets as f64);
+        self.join_wait_seconds.observe(longest.as_secs_f64());
+    }
+
+    /// Somebody was told to come back, because the store cannot keep up.
+    pub fn join_put_off(&self) {
+        self.joins_put_off.inc();
     }
 
     /// A call to the store took so long.
@@ -473,7 +494,8 @@ mod tests {
         room.stock_adds_up(true);
         metrics.faulted("busy");
         metrics.store_called("join", Duration::from_millis(3));
-        metrics.joined(512);
+        metrics.joined(512, Duration::from_millis(20));
+        metrics.join_put_off();
         metrics.limiter_keys("address", 7);
         let open = (room.stream("sse"), metrics.connection());
         let text = metrics.encode();
@@ -486,6 +508,8 @@ mod tests {
             "waitgate_faults_total{code=\"busy\"} 1",
             "waitgate_store_call_seconds_count{script=\"join\"} 1",
             "waitgate_join_batch_tickets_sum 512",
+            "waitgate_join_wait_seconds_sum 0.02",
+            "waitgate_joins_put_off_total 1",
             "waitgate_limiter_keys{limit=\"address\"} 7",
             "waitgate_waiting_streams{room=\"42\",kind=\"sse\"} 1",
             "waitgate_connections 1",

@@ -50,6 +50,9 @@ use sight::Sight;
 const MAX_FORM: usize = 8 * 1024;
 const FORM_LIMIT: Duration = Duration::from_secs(5);
 
+/// Whoever cannot be told a place for now asks again after so long.
+const PUT_OFF_S: std::ops::RangeInclusive<u64> = 3..=10;
+
 /// A route under a room's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -153,7 +156,7 @@ pub async fn stand(hall: &Hall, ticket: &Ticket, knock: Knock) -> Option<Stood> 
         knock,
         ..joining(&ticket.id, ticket.place)
     };
-    match hall.line.join(joining).await {
+    match hall.line.join(joining, ticket.arrived_ms).await {
         Ok(stood) => Some(stood),
         Err(fault) => {
             tracing::debug!(room = hall.room.id, %fault, "a ticket could not be looked up");
@@ -171,6 +174,10 @@ pub fn view(hall: &Hall, ticket: &Ticket, stood: Option<Stood>) -> View {
         None => {
             let mut view = sight.waiting(&hall.line, (ticket.place > 0).then_some(ticket.place));
             view.delayed |= hall.room.door() != Door::Closed;
+            if view.ahead.is_none() && view.delayed {
+                // All who are told so at one moment must not come back at one moment.
+                view.poll_after_s = fastrand::u64(PUT_OFF_S);
+            }
             view
         }
     };

@@ -1,5 +1,6 @@
 //! What happens when the things waitgate leans on break.
 
+mod behind;
 mod crowd;
 mod drain;
 mod embedded;

@@ -118,7 +118,7 @@ impl Feed {
     /// False when the store did not say.
     async fn look_up(&self, seat: Arc<Seat>) -> bool {
         let joining = crate::waiting::joining(&seat.ticket, seat.place());
-        let standing = self.line.join(joining).await;
+        let standing = self.line.look_up(joining, seat.arrived_ms).await;
         let mut pass = Pass::new(Sight::of(&self.room), Look::Due);
         let known = match standing {
             Ok(stood) => {
