@@ -1,4 +1,4 @@
-//! What can be typed: `waitgate serve`, `check`, `demo`, `room`, `backends`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
+//! What can be typed: `waitgate serve`, `check`, `demo`, `rehearse`, `room`, `backends`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
 //!
 //! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
 //! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
@@ -17,6 +17,7 @@ use crate::config::{self, AccessTarget, Config, Log, LogFormat};
 use crate::crowd::{self, CrowdOptions};
 use crate::demo::{self, DemoOptions};
 use crate::ops::client::{self, Reach, RoomCommand};
+use crate::rehearse::{self, RehearseOptions};
 use crate::serve::{self, Outside};
 use crate::shop::{self, ShopOptions};
 use crate::stop::Stop;
@@ -49,6 +50,8 @@ enum Command {
     Check(ConfigFile),
     /// Show it all on this machine: a shop, a sale and a crowd
     Demo(DemoOptions),
+    /// Send a crowd to a gateway of yours, and see what it keeps of what it promises
+    Rehearse(RehearseOptions),
     /// Look at rooms and change them while people wait
     Room(RoomCommand),
     /// Look at the backends: who is up, and how busy
@@ -98,6 +101,7 @@ pub struct Work(Kind);
 enum Kind {
     Serve(Box<Config>, Outside),
     Demo(DemoOptions),
+    Rehearse(RehearseOptions),
     Room(RoomCommand),
     Backends(Reach),
     Reload(Reach),
@@ -130,6 +134,10 @@ impl Cli {
                 start_log(&quiet(), log)?;
                 Kind::Demo(options)
             }
+            Command::Rehearse(options) => {
+                start_log(&quiet(), log)?;
+                Kind::Rehearse(options)
+            }
             Command::Crowd(options) => {
                 start_log(&quiet(), log)?;
                 Kind::Crowd(options)
@@ -154,7 +162,8 @@ impl Work {
         match &self.0 {
             Kind::Serve(..) => Some(1),
             Kind::Room(_) | Kind::Backends(_) | Kind::Reload(_) => Some(1),
-            Kind::Demo(_) | Kind::Crowd(_) | Kind::Shop(_) => None,
+            Kind::Rehearse(_) | Kind::Crowd(_) => Some(1),
+            Kind::Demo(_) | Kind::Shop(_) => None,
         }
     }
 
@@ -181,6 +190,7 @@ impl Work {
                 Err(fault) => complain(BROKE, &fault.to_string()),
             },
             Kind::Demo(options) => demo::run(options).await,
+            Kind::Rehearse(options) => rehearse::run(options).await,
             Kind::Room(command) => end(client::run(command).await),
             Kind::Backends(reach) => end(client::backends(&reach).await),
             Kind::Reload(reach) => end(client::reload(&reach).await),

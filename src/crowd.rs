@@ -4,7 +4,7 @@
 //! line ([`report::Report`]). It ends when everybody has a phone or a "no", or when its standard input is closed.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,19 +18,24 @@ use crate::clock::Clock;
 use crate::shop::{ROOM, stop_with_input};
 
 mod address;
+pub(crate) mod audience;
 mod browser;
 mod buying;
 mod character;
+pub(crate) mod children;
 mod jar;
 mod landing;
+pub(crate) mod progress;
 pub mod report;
+pub(crate) mod score;
 mod seen;
 mod visit;
 mod waiting;
+pub(crate) mod watch;
 mod wire;
 
 use browser::Browser;
-use character::{Character, between};
+use character::{Character, Purse, between};
 use report::{Counts, Report, Samples};
 use visit::{End, Visit};
 use wire::Road;
@@ -41,6 +46,9 @@ pub struct CrowdOptions {
     /// The gateway's public address.
     #[arg(long)]
     pub target: SocketAddr,
+    /// The host that is asked for there; the address if not given.
+    #[arg(long)]
+    pub host: Option<String>,
     /// How many visitors come.
     #[arg(long)]
     pub visitors: u64,
@@ -65,6 +73,74 @@ pub struct CrowdOptions {
     /// The same seed brings the same people.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
+    /// Ends after so many milliseconds, wherever everybody is; 0 for never.
+    #[arg(long, default_value_t = 0)]
+    pub for_ms: u64,
+    /// Nobody says where it comes from, nobody sits in an office, and whoever buys pays.
+    #[arg(long)]
+    pub plain: bool,
+    /// Where everything is.
+    #[command(flatten)]
+    pub sale: Sale,
+    /// How everybody waits.
+    #[command(flatten)]
+    pub ways: Ways,
+}
+
+/// Where everything is.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Sale {
+    /// The room.
+    #[arg(long, value_name = "ID", default_value = ROOM)]
+    pub room: String,
+    /// What the gateway's own routes begin with.
+    #[arg(long, value_name = "PATH", default_value = "/.waitgate", value_parser = path)]
+    pub prefix: String,
+    /// The page everybody comes for.
+    #[arg(long, value_name = "PATH", default_value = "/sale?ref=launch", value_parser = path)]
+    pub page: String,
+    /// Where a unit is asked for, with a POST; without it, visitors look around.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    pub claim: Option<String>,
+    /// Where it is paid for, with the reservation from the claim's answer; without it, an answered claim is the end.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    pub pay: Option<String>,
+    /// Where it is given back.
+    #[arg(long, value_name = "PATH", value_parser = path)]
+    pub cancel: Option<String>,
+}
+
+/// How everybody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub struct Ways {
+    /// How the waiting are told.
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = Means::Mix)]
+    pub transport: Means,
+    /// Everybody waits on, also when it is called: nobody enters or leaves.
+    #[arg(long)]
+    pub stay: bool,
+}
+
+/// How the waiting are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Means {
+    /// As people are: most by an event stream, some by a WebSocket, by polling or by the page that reloads itself.
+    Mix,
+    /// By an event stream.
+    Sse,
+    /// By a WebSocket.
+    Ws,
+    /// By polling.
+    Poll,
+    /// By the page that reloads itself.
+    Page,
+}
+
+/// A path, as the line before a request's headers carries it.
+fn path(text: &str) -> Result<String, String> {
+    let good = text.starts_with('/') && !text.starts_with("//") && text.parse::<http::uri::PathAndQuery>().is_ok();
+    good.then(|| text.to_owned())
+        .ok_or_else(|| format!("`{text}` is not a path: it begins with one `/` and has no blanks"))
 }
 
 /// What all visitors of a process share.
@@ -73,6 +149,9 @@ struct World {
     authority: String,
     origin: String,
     hold: Duration,
+    sale: Sale,
+    ways: Ways,
+    plain: bool,
     clock: Clock,
     counts: Mutex<Counts>,
     samples: Mutex<Samples>,
@@ -83,20 +162,46 @@ struct World {
 
 impl World {
     fn new(options: &CrowdOptions) -> Arc<Self> {
+        let authority = options.host.clone().unwrap_or_else(|| options.target.to_string());
         Arc::new(Self {
             road: Road {
                 target: options.target,
                 permits: Arc::new(Semaphore::new(options.connections.max(1))),
             },
-            authority: options.target.to_string(),
-            origin: format!("http://{}", options.target),
+            origin: format!("http://{authority}"),
+            authority,
             hold: Duration::from_millis(options.hold_ms),
+            sale: options.sale.clone(),
+            ways: options.ways,
+            plain: options.plain,
             clock: Clock::system(),
             counts: Mutex::new(Counts::default()),
             samples: Mutex::new(Samples::default()),
             over: CancellationToken::new(),
             stop: CancellationToken::new(),
         })
+    }
+
+    /// One of the room's own routes.
+    fn route(&self, name: &str) -> String {
+        format!("{}/{}/{name}", self.sale.prefix, self.sale.room)
+    }
+
+    /// Where a visitor's connections come from; none: from wherever the machine likes.
+    fn source(&self, index: u64) -> Option<Ipv4Addr> {
+        address::connects_from(index).filter(|_| self.road.target.ip().is_loopback() && self.road.target.is_ipv4())
+    }
+
+    /// A visitor as this crowd has them.
+    fn character(&self, seed: u64, index: u64) -> Character {
+        let mut drawn = Character::draw(seed, index);
+        if self.plain {
+            drawn = drawn.plain(self.sale.cancel.is_some());
+        }
+        if self.sale.claim.is_none() {
+            drawn.purse = Purse::Looks;
+        }
+        drawn.told_by(self.ways)
     }
 
     /// Changes a count.
@@ -123,11 +228,6 @@ fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One of the room's own routes.
-fn room_path(route: &str) -> String {
-    format!("/.waitgate/{ROOM}/{route}")
-}
-
 /// A duration in whole microseconds.
 fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
@@ -137,6 +237,13 @@ fn micros(duration: Duration) -> u32 {
 pub async fn run(options: CrowdOptions) -> ExitCode {
     let world = World::new(&options);
     stop_with_input(world.stop.clone());
+    if options.for_ms > 0 {
+        let (stop, after) = (world.stop.clone(), Duration::from_millis(options.for_ms));
+        tokio::spawn(async move {
+            sleep(after).await;
+            stop.cancel();
+        });
+    }
     let reporter = tokio::spawn(report_regularly(Arc::clone(&world)));
     let people = TaskTracker::new();
     if options.company > 0 {
@@ -149,7 +256,7 @@ pub async fn run(options: CrowdOptions) -> ExitCode {
     reporter.abort();
     let last = Report::Done {
         counts: held(&world.counts).clone(),
-        samples: std::mem::take(&mut *held(&world.samples)),
+        samples: Box::new(std::mem::take(&mut *held(&world.samples))),
     };
     if say(&last).is_err() {
         ExitCode::FAILURE
@@ -163,7 +270,7 @@ async fn invite(world: &Arc<World>, options: &CrowdOptions, people: &TaskTracker
     let start = Instant::now();
     let ordinary = TaskTracker::new();
     for index in options.first..options.first + options.visitors {
-        let character = Character::draw(options.seed, index);
+        let character = world.character(options.seed, index);
         let tracker = if character.latecomer { people } else { &ordinary };
         let after = Duration::from_millis(fastrand::u64(..=options.arrive_ms));
         let world = Arc::clone(world);
@@ -182,13 +289,13 @@ async fn invite(world: &Arc<World>, options: &CrowdOptions, people: &TaskTracker
             let visit = Box::pin(Visit::new(&world, index, character).run());
             let end = tokio::select! {
                 end = visit => end,
-                () = world.stop.cancelled() => End::Stranded,
+                () = world.stop.cancelled() => End::Unfinished,
             };
             world.end(end);
         });
     }
     for robot in 0..options.robots {
-        let browser = Browser::new(Arc::clone(world), address::ROBOTS, address::connects_from(options.first + robot));
+        let browser = Browser::new(Arc::clone(world), Some(address::ROBOTS), world.source(options.first + robot));
         let stop = world.stop.clone();
         let pause = Duration::from_millis(options.arrive_ms) + between(500, 1_500);
         ordinary.spawn(async move {

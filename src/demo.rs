@@ -5,33 +5,27 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::ChildStdout;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio::time::{interval, sleep};
 
 use crate::config::Rate;
-use crate::crowd::report::{Counts, Report, Samples};
-use crate::shop::ShopCounts;
+use crate::crowd::audience::Audience;
+use crate::crowd::children::{Part, PartFault};
+use crate::crowd::progress::Progress;
+use crate::crowd::score::{Score, grouped};
+use crate::crowd::watch::Watch;
+use crate::shop::{ROOM, ShopCounts};
 
 mod afterwards;
-mod children;
 mod plan;
-mod progress;
-mod score;
 mod stage;
-mod watch;
 
 use plan::Plan;
-use progress::Progress;
-use score::{Score, grouped};
 use stage::Stage;
-use watch::Watch;
 
 /// What can be asked of the demo.
 #[derive(Clone, Debug, clap::Args)]
@@ -76,18 +70,8 @@ impl Default for DemoOptions {
 /// Why there is no score.
 #[derive(Debug, thiserror::Error)]
 enum DemoFault {
-    #[error("{name} could not be started: {cause}")]
-    Start {
-        name: &'static str,
-        #[source]
-        cause: std::io::Error,
-    },
-    #[error("{name} ended too early ({status}){}", told(words))]
-    Ended {
-        name: &'static str,
-        status: ExitStatus,
-        words: String,
-    },
+    #[error(transparent)]
+    Part(#[from] PartFault),
     #[error("the gateway was not ready in {} s", .0.as_secs())]
     NotReady(Duration),
     #[error("the folder {} cannot be used: {cause}", path.display())]
@@ -106,14 +90,6 @@ enum DemoFault {
     Ops(String),
     #[error("the signals of this process cannot be waited for: {0}")]
     Signals(#[source] std::io::Error),
-}
-
-fn told(words: &str) -> String {
-    if words.is_empty() {
-        String::new()
-    } else {
-        format!(". Its last words:\n{words}")
-    }
 }
 
 /// Says something on standard output. The reader may be gone; the show goes on.
@@ -180,37 +156,40 @@ fn stopped() -> ExitCode {
 
 /// From the first visitor to the score.
 async fn perform(options: &DemoOptions, plan: &Plan, stage: &mut Stage) -> Result<ExitCode, DemoFault> {
-    let watch = Watch::begin(stage.ops.clone());
+    let watch = Watch::begin(stage.ops.clone(), ROOM);
     let mut progress = Progress::begin();
     stage.start_crowd(options, plan)?;
-    let mut audience = Audience::listen(stage);
+    let mut audience = Audience::listen(&mut stage.parts);
     let limit = sleep(plan::time_limit(plan.visitors, options.arrive, options.admit));
     tokio::pin!(limit);
     let mut ticks = interval(progress.pace());
     let mut cut_short = false;
     while !audience.is_done() {
         tokio::select! {
-            heard = audience.reports.recv() => audience.take(heard, stage).await?,
+            heard = audience.reports.recv() => audience.take(heard, &mut stage.parts).await?,
             _ = ticks.tick() => progress.show(&audience.counts(), &watch.last().0),
             () = &mut limit, if !cut_short => {
                 cut_short = true;
-                stage.parts.iter_mut().for_each(children::Part::dismiss);
+                stage.parts.iter_mut().for_each(Part::dismiss);
             }
-            fault = stage.gateway.ended() => return Err(fault),
-            fault = stage.shop.ended() => return Err(fault),
+            fault = stage.gateway.ended() => return Err(fault.into()),
+            fault = stage.shop.ended() => return Err(fault.into()),
         }
     }
     progress.show(&audience.counts(), &watch.last().0);
     progress.end();
     let score = Score {
         visitors: plan.visitors,
-        stock: options.stock,
-        rate: options.admit,
+        stock: Some(options.stock),
+        rate: Some(options.admit),
+        all_sold: true,
+        paid: true,
+        watched: true,
         took: progress.elapsed(),
         usage: stage.gateway.usage(),
         store_usage: stage.gateway.usage_of_its_own(),
-        looks: watch.end(&stage.ops).await,
-        shop: shop_counts(stage).await?,
+        looks: watch.end().await,
+        shop: Some(shop_counts(stage).await?),
         counts: audience.counts(),
         samples: std::mem::take(&mut audience.samples),
         cut_short,
@@ -231,72 +210,8 @@ async fn shop_counts(stage: &Stage) -> Result<ShopCounts, DemoFault> {
     serde_json::from_slice(&body).map_err(|unreadable| DemoFault::Ops(format!("the shop's counts cannot be read: {unreadable}")))
 }
 
-/// The crowd processes, as they report.
-struct Audience {
-    reports: mpsc::Receiver<(usize, Option<Report>)>,
-    latest: Vec<Counts>,
-    done: Vec<bool>,
-    samples: Samples,
-}
-
-impl Audience {
-    fn listen(stage: &mut Stage) -> Self {
-        let (sender, reports) = mpsc::channel(64);
-        let processes = stage.parts.len();
-        for (process, part) in stage.parts.iter_mut().enumerate() {
-            if let Some(words) = part.listen() {
-                tokio::spawn(read_reports(process, words, sender.clone()));
-            }
-        }
-        Self {
-            reports,
-            latest: vec![Counts::default(); processes],
-            done: vec![false; processes],
-            samples: Samples::default(),
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        self.done.iter().all(|done| *done)
-    }
-
-    fn counts(&self) -> Counts {
-        let mut sum = Counts::default();
-        self.latest.iter().for_each(|counts| sum.add(counts));
-        sum
-    }
-
-    /// Takes what a process said; its silence before the end is a fault.
-    async fn take(&mut self, heard: Option<(usize, Option<Report>)>, stage: &mut Stage) -> Result<(), DemoFault> {
-        match heard {
-            Some((process, Some(Report::Now { counts }))) => self.latest[process] = counts,
-            Some((process, Some(Report::Done { counts, samples }))) => {
-                self.latest[process] = counts;
-                self.samples.add(samples);
-                self.done[process] = true;
-            }
-            Some((process, None)) if !self.done[process] => return Err(stage.parts[process].ended().await),
-            Some((_, None)) => {}
-            None => return Err(DemoFault::Ops("the crowd fell silent".to_owned())),
-        }
-        Ok(())
-    }
-}
-
-/// Reads a process's reports to the end; then `None`.
-async fn read_reports(process: usize, words: ChildStdout, sender: mpsc::Sender<(usize, Option<Report>)>) {
-    let mut lines = BufReader::new(words).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
-        let Ok(report) = serde_json::from_str(&line) else { continue };
-        if sender.send((process, Some(report))).await.is_err() {
-            return;
-        }
-    }
-    let _ = sender.send((process, None)).await;
-}
-
 /// A time on the command line.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time: write 5s, 500ms or 2min");
     let digits = text
         .find(|letter: char| !letter.is_ascii_digit() && letter != '.')

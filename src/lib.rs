@@ -48,4 +48,5 @@ pub mod serve;
 pub mod shop;
 pub mod crowd;
 pub mod demo;
+pub mod rehearse;
 pub mod cli;

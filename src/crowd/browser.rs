@@ -56,7 +56,8 @@ impl Content {
 /// One visitor's browser.
 pub(super) struct Browser {
     pub(super) world: Arc<World>,
-    pub(super) known_as: IpAddr,
+    /// The address it says it has, where it says one.
+    pub(super) known_as: Option<IpAddr>,
     pub(super) source: Option<Ipv4Addr>,
     pub(super) jar: Jar,
     wire: Option<Wire>,
@@ -73,7 +74,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 impl Browser {
     /// A browser without cookies.
-    pub(super) fn new(world: Arc<World>, known_as: IpAddr, source: Option<Ipv4Addr>) -> Self {
+    pub(super) fn new(world: Arc<World>, known_as: Option<IpAddr>, source: Option<Ipv4Addr>) -> Self {
         Self {
             world,
             known_as,
@@ -130,7 +131,7 @@ impl Browser {
         reply
     }
 
-    /// Sends until there is an answer, as people do: whatever the demo asks may be asked again, because a repeat of a claim carries its key and
+    /// Sends until there is an answer, as people do: whatever the crowd asks may be asked again, because a repeat of a claim carries its key and
     /// the rest is the same however often it is said.
     async fn send(&mut self, kind: Kind, method: Method, path: &str, content: Content) -> Result<(Response<Incoming>, Duration), Trouble> {
         let mut attempt = 0;
@@ -176,13 +177,15 @@ impl Browser {
             .method(method)
             .uri(path)
             .header(HOST, &self.world.authority)
-            .header(USER_AGENT, AGENT)
             .header(ACCEPT, accept)
             .header(ACCEPT_LANGUAGE, "en")
             .header(FETCH_SITE, "same-origin")
             .header(FETCH_MODE, mode)
             .header(FETCH_DEST, destination)
-            .header(FORWARDED_FOR, self.known_as.to_string());
+            .header(USER_AGENT, AGENT);
+        if let Some(known_as) = self.known_as {
+            builder = builder.header(FORWARDED_FOR, known_as.to_string());
+        }
         if let Some(cookies) = self.jar.header() {
             builder = builder.header(COOKIE, cookies);
         }
@@ -215,8 +218,10 @@ impl Browser {
                 tokio_tungstenite::tungstenite::handshake::client::generate_key(),
             )
             .header(USER_AGENT, AGENT)
-            .header(ORIGIN, &self.world.origin)
-            .header(FORWARDED_FOR, self.known_as.to_string());
+            .header(ORIGIN, &self.world.origin);
+        if let Some(known_as) = self.known_as {
+            builder = builder.header(FORWARDED_FOR, known_as.to_string());
+        }
         if let Some(cookies) = self.jar.header() {
             builder = builder.header(COOKIE, cookies);
         }

@@ -12,13 +12,6 @@ use super::micros;
 use super::visit::{End, Visit};
 use super::wire::{Reply, Trouble};
 
-/// Where a phone is asked for: the room's claim path.
-const CLAIM: &str = "/sale/claim";
-/// Where it is paid for.
-const PAY: &str = "/sale/pay";
-/// Where it is given back.
-const CANCEL: &str = "/sale/cancel";
-
 /// What the answer to a claim means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Claimed {
@@ -51,7 +44,7 @@ impl Visit {
                 Purse::ClicksTwice { same_key } if first_click => self.click_twice(&key, same_key).await?,
                 _ => {
                     let reply = self.click(&key).await?;
-                    (read(&reply), reply.took)
+                    (read(&reply, self.is_paid()), reply.took)
                 }
             };
             match claimed {
@@ -77,24 +70,33 @@ impl Visit {
         self.settle(purse, &reservation).await
     }
 
+    fn is_paid(&self) -> bool {
+        self.browser.world.sale.pay.is_some()
+    }
+
+    fn claim_path(&self) -> String {
+        self.browser.world.sale.claim.clone().unwrap_or_default()
+    }
+
     /// One click on "Buy": a form where there is no JavaScript, a script's request with a key otherwise.
     async fn click(&mut self, key: &str) -> Result<Reply, Trouble> {
+        let claim = self.claim_path();
         if self.character.transport == Transport::NoScript {
-            return self.browser.post(Kind::Navigate, CLAIM, Content::form("quantity=1")).await;
+            return self.browser.post(Kind::Navigate, &claim, Content::form("quantity=1")).await;
         }
         self.browser
-            .post(Kind::Fetch, CLAIM, Content::json("{\"quantity\":1}", Some(key)))
+            .post(Kind::Fetch, &claim, Content::json("{\"quantity\":1}", Some(key)))
             .await
     }
 
     /// Two clicks so quick that both requests are on their way at once.
     async fn click_twice(&mut self, key: &str, same_key: bool) -> Result<(Claimed, Duration), Trouble> {
         let other_key = if same_key { key.to_owned() } else { format!("{key}-again") };
-        let mut other = self.browser.tab();
+        let (mut other, claim) = (self.browser.tab(), self.claim_path());
         let content = Content::json("{\"quantity\":1}", Some(&other_key));
-        let (one, two) = tokio::join!(self.click(key), other.post(Kind::Fetch, CLAIM, content));
+        let (one, two) = tokio::join!(self.click(key), other.post(Kind::Fetch, &claim, content));
         let (one, two) = (one?, two?);
-        let (first, second) = (read(&one), read(&two));
+        let (first, second) = (read(&one, self.is_paid()), read(&two, self.is_paid()));
         if let (Claimed::Reserved(first), Claimed::Reserved(second)) = (&first, &second)
             && first != second
         {
@@ -111,11 +113,18 @@ impl Visit {
 
     /// Pays, or not.
     async fn settle(&mut self, purse: Purse, reservation: &str) -> Result<End, Trouble> {
+        let world = std::sync::Arc::clone(&self.browser.world);
+        let Some(pay) = &world.sale.pay else {
+            return Ok(End::Won); // a unit is reserved, and nobody knows how it is paid for
+        };
         match purse {
             Purse::NeverPays => return Ok(End::Unpaid),
             Purse::Declines => {
+                let Some(cancel) = &world.sale.cancel else {
+                    return Ok(End::Unpaid);
+                };
                 sleep(between(500, 3_000)).await;
-                let reply = self.send_order(CANCEL, reservation).await?;
+                let reply = self.send_order(cancel, reservation).await?;
                 if !reply.status.is_success() {
                     let status = reply.status;
                     self.browser
@@ -124,11 +133,11 @@ impl Visit {
                 }
                 return Ok(End::Declined);
             }
-            Purse::PaysLate => sleep(self.browser.world.hold + between(1_500, 2_500)).await,
+            Purse::PaysLate => sleep(world.hold + between(1_500, 2_500)).await,
             Purse::Pays | Purse::ClicksTwice { .. } | Purse::Looks => sleep(between(500, 4_000)).await,
         }
         for _ in 0..STRANGE_ANSWERS {
-            let reply = self.send_order(PAY, reservation).await?;
+            let reply = self.send_order(pay, reservation).await?;
             match reply.status {
                 StatusCode::OK => return Ok(End::Won),
                 StatusCode::CONFLICT | StatusCode::GONE => return Ok(End::NoAtPayment),
@@ -162,11 +171,12 @@ fn new_key() -> String {
     format!("{:016x}", fastrand::u64(..))
 }
 
-/// What a claim's answer means.
-fn read(reply: &Reply) -> Claimed {
+/// What a claim's answer means; `paid` when its reservation is needed to pay for it.
+fn read(reply: &Reply, paid: bool) -> Claimed {
     if reply.status.is_success() {
         return match reservation_in(reply) {
             Some(reservation) => Claimed::Reserved(reservation),
+            None if !paid => Claimed::Reserved(String::new()),
             None => Claimed::Strange(format!("{} without a reservation", reply.status)),
         };
     }
@@ -204,12 +214,13 @@ fn reservation_in(reply: &Reply) -> Option<String> {
 
 /// A robot: one ticket, several connections, and as fast as it can. It is no visitor: the "no" it gets is "too many requests".
 pub(super) async fn hammer(mut browser: Browser, connections: usize, requests: u32) -> Result<(), Trouble> {
-    browser.navigate(super::visit::PAGE).await?;
+    let page = browser.world.sale.page.clone();
+    browser.navigate(&page).await?;
     let arms = (0..connections).map(|_| {
-        let mut arm = browser.tab();
+        let (mut arm, page) = (browser.tab(), page.clone());
         async move {
             for _ in 0..requests {
-                let reply = arm.fetch(super::visit::PAGE).await?;
+                let reply = arm.fetch(&page).await?;
                 if reply.code().as_deref() == Some("rate_limited") {
                     arm.world.count(|counts| counts.no_to_robots += 1);
                     arm.world.measure(|samples| samples.too_many_us.push(micros(reply.took)));
@@ -240,16 +251,16 @@ mod tests {
     #[test]
     fn answers_to_a_claim_are_read() {
         assert_eq!(
-            read(&reply(200, "{\"reservation\":\"r1\",\"state\":\"held\"}")),
+            read(&reply(200, "{\"reservation\":\"r1\",\"state\":\"held\"}"), true),
             Claimed::Reserved("r1".to_owned())
         );
         let page = "<input type=\"hidden\" name=\"reservation\" value=\"r2\">";
-        assert_eq!(read(&reply(200, page)), Claimed::Reserved("r2".to_owned()));
-        assert_eq!(read(&reply(409, "{\"code\":\"sold_out\"}")), Claimed::SoldOut);
-        assert_eq!(read(&reply(409, "<body data-state=\"sold_out\">")), Claimed::SoldOut);
-        assert!(matches!(read(&reply(409, "{\"code\":\"all_held\"}")), Claimed::Later(_)));
-        assert_eq!(read(&reply(429, "{\"code\":\"waiting_room\"}")), Claimed::Outside);
-        assert!(matches!(read(&reply(500, "")), Claimed::Strange(_)));
-        assert!(matches!(read(&reply(200, "")), Claimed::Strange(_)));
+        assert_eq!(read(&reply(200, page), true), Claimed::Reserved("r2".to_owned()));
+        assert_eq!(read(&reply(409, "{\"code\":\"sold_out\"}"), true), Claimed::SoldOut);
+        assert_eq!(read(&reply(409, "<body data-state=\"sold_out\">"), true), Claimed::SoldOut);
+        assert!(matches!(read(&reply(409, "{\"code\":\"all_held\"}"), true), Claimed::Later(_)));
+        assert_eq!(read(&reply(429, "{\"code\":\"waiting_room\"}"), true), Claimed::Outside);
+        assert!(matches!(read(&reply(500, ""), true), Claimed::Strange(_)));
+        assert!(matches!(read(&reply(200, ""), true), Claimed::Strange(_)));
     }
 }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use super::{Means, Ways};
+
 /// How a visitor waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Transport {
@@ -30,6 +32,8 @@ pub(super) enum Habit {
     Tabs,
     /// Leaves by the button.
     Leaves,
+    /// Waits on, whatever it is told.
+    Stays,
 }
 
 /// What a visitor does in the shop.
@@ -97,6 +101,30 @@ impl Character {
         }
     }
 
+    /// The same without what only the demo knows of: nobody in an office, nobody who pays late on purpose.
+    pub(super) fn plain(mut self, takes_back: bool) -> Self {
+        self.office = false;
+        if self.purse == Purse::PaysLate || (self.purse == Purse::Declines && !takes_back) {
+            self.purse = Purse::Pays;
+        }
+        self
+    }
+
+    /// The same, told like this.
+    pub(super) fn told_by(mut self, ways: Ways) -> Self {
+        match ways.transport {
+            Means::Mix => {}
+            Means::Sse => self.transport = Transport::Sse,
+            Means::Ws => self.transport = Transport::WebSocket,
+            Means::Poll => self.transport = Transport::Poll,
+            Means::Page => self.transport = Transport::NoScript,
+        }
+        if ways.stay {
+            (self.habit, self.latecomer) = (Habit::Stays, false);
+        }
+        self
+    }
+
     /// One of the small line that a person at a browser finds when the sale is over.
     pub(super) fn company() -> Self {
         Self {
@@ -110,7 +138,7 @@ impl Character {
 
     /// Whether it would buy a phone if it got to the till.
     pub(super) fn is_willing(&self) -> bool {
-        matches!(self.purse, Purse::Pays | Purse::ClicksTwice { .. }) && !matches!(self.habit, Habit::NoShow | Habit::Leaves)
+        matches!(self.purse, Purse::Pays | Purse::ClicksTwice { .. }) && !matches!(self.habit, Habit::NoShow | Habit::Leaves | Habit::Stays)
     }
 }
 
@@ -124,6 +152,24 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+
+    #[test]
+    fn a_crowd_can_be_told_how_to_wait() {
+        let ways = |transport, stay| Ways { transport, stay };
+        for index in 0..500 {
+            let one = Character::draw(7, index);
+            assert_eq!(one.told_by(ways(Means::Mix, false)), one);
+            let stays = one.told_by(ways(Means::Ws, true));
+            assert_eq!(
+                (stays.transport, stays.habit, stays.latecomer),
+                (Transport::WebSocket, Habit::Stays, false)
+            );
+            assert!(!stays.is_willing());
+            let plain = one.plain(false);
+            assert!(!plain.office && !matches!(plain.purse, Purse::PaysLate | Purse::Declines));
+            assert_eq!(one.plain(true).purse == Purse::Declines, one.purse == Purse::Declines);
+        }
+    }
 
     #[test]
     fn a_crowd_has_all_sorts_and_is_the_same_again() {

@@ -7,9 +7,6 @@ use http::{HeaderMap, StatusCode};
 use super::seen::Stand;
 use super::wire::Reply;
 
-/// The header by which the sample shop's own pages are told from the waiting page.
-const SHOP_PAGE: &str = "shop-page";
-
 /// What a page turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Landing {
@@ -29,9 +26,6 @@ pub(super) enum Landing {
 
 /// Tells pages apart.
 pub(super) fn land(reply: &Reply) -> Landing {
-    if reply.headers.contains_key(SHOP_PAGE) && reply.status.is_success() {
-        return Landing::Shop;
-    }
     match reply.code().as_deref() {
         Some("sold_out") => return Landing::SoldOut,
         Some("rate_limited") => {
@@ -50,6 +44,8 @@ pub(super) fn land(reply: &Reply) -> Landing {
         None if matches!(reply.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => Landing::TooMany {
             retry_after: reply.retry_after(Duration::from_secs(1)),
         },
+        // Whatever else is a good answer comes from behind the gateway.
+        None if reply.status.is_success() => Landing::Shop,
         None => Landing::Strange,
     }
 }

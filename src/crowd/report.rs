@@ -53,8 +53,10 @@ counts! {
     declined,
     /// Held a phone and never paid.
     unpaid,
-    /// Got neither a phone nor a "no": the demo ended first, or nobody answered them.
+    /// Got neither a phone nor a "no": nobody answered them.
     stranded,
+    /// Were in line or in the shop when the run ended before their visit did.
+    unfinished,
     /// Those of all who arrived that would have bought a phone if they had got one.
     willing,
     /// Lost their place while they waited, and started again at the end.
@@ -84,6 +86,10 @@ pub struct Samples {
     pub no_at_claim_us: Vec<u32>,
     /// Cost of a "too many requests".
     pub too_many_us: Vec<u32>,
+    /// From the first request to the first view that says how many are ahead.
+    pub first_number_ms: Vec<u32>,
+    /// The longest time between two signs of life of each stream.
+    pub longest_gap_ms: Vec<u32>,
     /// How long those who were called after waiting had waited.
     pub waits_ms: Vec<u32>,
     /// What the called had been promised when they were first told, and what it was.
@@ -125,6 +131,8 @@ impl Samples {
         self.no_while_polling_us.extend(other.no_while_polling_us);
         self.no_at_claim_us.extend(other.no_at_claim_us);
         self.too_many_us.extend(other.too_many_us);
+        self.first_number_ms.extend(other.first_number_ms);
+        self.longest_gap_ms.extend(other.longest_gap_ms);
         self.waits_ms.extend(other.waits_ms);
         self.promises.extend(other.promises);
         self.told_no_at_ms.extend(other.told_no_at_ms);
@@ -159,7 +167,7 @@ pub enum Report {
         /// The final counts.
         counts: Counts,
         /// All that was measured.
-        samples: Samples,
+        samples: Box<Samples>,
     },
 }
 
@@ -198,10 +206,10 @@ mod tests {
     fn a_report_survives_its_line() {
         let line = serde_json::to_string(&Report::Done {
             counts: Counts::default(),
-            samples: Samples {
+            samples: Box::new(Samples {
                 waits_ms: vec![1, 2],
                 ..Samples::default()
-            },
+            }),
         })
         .unwrap();
         assert!(!line.contains('\n'));

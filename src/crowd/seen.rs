@@ -1,5 +1,7 @@
 //! What a visitor is told, as the crowd reads it: from an event, a message, `status` or a page.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
 /// Where the visitor stands.
@@ -33,6 +35,8 @@ pub(super) struct Seen {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     rest: Vec<u8>,
+    /// After a cut, come back after so long.
+    pub(super) retry: Option<Duration>,
 }
 
 impl Events {
@@ -46,6 +50,8 @@ impl Events {
             for line in String::from_utf8_lossy(&block).lines() {
                 if let Some(value) = line.strip_prefix("event:") {
                     value.trim().clone_into(&mut name);
+                } else if let Some(value) = line.strip_prefix("retry:") {
+                    self.retry = value.trim().parse().ok().map(Duration::from_millis);
                 } else if let Some(value) = line.strip_prefix("data:") {
                     data.push_str(value.trim_start());
                 }
@@ -81,6 +87,7 @@ mod tests {
             let seen: Vec<_> = stream.chunks(size).flat_map(|chunk| events.feed(chunk)).collect();
             let expected = [(String::new(), "{\"a\":1}".to_owned()), ("bye".to_owned(), "{}".to_owned())];
             assert_eq!(seen, expected, "in pieces of {size}");
+            assert_eq!(events.retry, Some(Duration::from_secs(1)));
         }
     }
 }

@@ -13,10 +13,7 @@ use super::landing::{Landing, land};
 use super::report::Counts;
 use super::waiting::{Memory, Waited};
 use super::wire::Trouble;
-use super::{World, micros, room_path};
-
-/// The page everybody comes for, with a query that must come through the line unharmed.
-pub(super) const PAGE: &str = "/sale?ref=launch";
+use super::{World, micros};
 
 /// How a visit ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +42,8 @@ pub(super) enum End {
     Looked,
     /// Nobody said anything final.
     Stranded,
+    /// The run ended first.
+    Unfinished,
 }
 
 impl End {
@@ -63,6 +62,7 @@ impl End {
             Self::Unpaid => counts.unpaid += 1,
             Self::Looked => {}
             Self::Stranded => counts.stranded += 1,
+            Self::Unfinished => counts.unfinished += 1,
         }
     }
 }
@@ -106,7 +106,7 @@ impl Visit {
             address::known_as(index)
         };
         Self {
-            browser: Browser::new(Arc::clone(world), known_as, address::connects_from(index)),
+            browser: Browser::new(Arc::clone(world), (!world.plain).then_some(known_as), world.source(index)),
             character,
             memory: Memory::new(),
             lost_place: false,
@@ -145,7 +145,7 @@ impl Visit {
         let mut in_line: Option<Among<'_>> = None;
         let mut strange = 0;
         loop {
-            let reply = self.browser.navigate(PAGE).await?;
+            let reply = self.browser.navigate(&world.sale.page).await?;
             match land(&reply) {
                 Landing::Shop => {
                     if in_line.is_none() && !self.memory.called {
@@ -204,7 +204,7 @@ impl Visit {
                 self.character.habit = Habit::Patient;
                 return self.close_and_come_back().await;
             }
-            Habit::Patient | Habit::NoShow | Habit::Tabs => {}
+            Habit::Patient | Habit::NoShow | Habit::Tabs | Habit::Stays => {}
         }
         let waited = match transport {
             Transport::NoScript => {
@@ -213,7 +213,11 @@ impl Visit {
                 Waited::Inside
             }
             _ if habit == Habit::Tabs => self.wait_in_two_tabs().await?,
-            _ => self.browser.wait(transport, &mut self.memory, habit == Habit::NoShow).await?,
+            _ => {
+                self.browser
+                    .wait(transport, &mut self.memory, matches!(habit, Habit::NoShow | Habit::Stays))
+                    .await?
+            }
         };
         self.act_on(waited).await
     }
@@ -240,7 +244,7 @@ impl Visit {
         (self.memory.promised, self.memory.interrupted) = (None, false);
         let reply = self
             .browser
-            .post(Kind::Fetch, &room_path("join"), Content::json("{}", None))
+            .post(Kind::Fetch, &world.route("join"), Content::json("{}", None))
             .await?;
         if !reply.status.is_success() {
             let status = reply.status;
@@ -260,7 +264,7 @@ impl Visit {
         for _ in 0..5 {
             let reply = self
                 .browser
-                .post(Kind::Fetch, &room_path("leave"), Content::json("{}", None))
+                .post(Kind::Fetch, &self.browser.world.route("leave"), Content::json("{}", None))
                 .await?;
             if reply.status.is_success() {
                 break;
@@ -289,10 +293,11 @@ impl Visit {
     async fn wait_in_two_tabs(&mut self) -> Result<Waited, Trouble> {
         let transport = self.character.transport;
         let mut tab = self.browser.tab();
+        let page = tab.world.sale.page.clone();
         let mut tab_memory = self.memory;
         let second = async {
             sleep(between(200, 2_000)).await;
-            let landed = land(&tab.navigate(PAGE).await?);
+            let landed = land(&tab.navigate(&page).await?);
             match landed {
                 Landing::Line { .. } => tab.wait(transport, &mut tab_memory, false).await,
                 _ => Ok(Waited::Inside),
@@ -312,7 +317,7 @@ impl Visit {
     async fn enter(&mut self) -> Result<Option<Option<End>>, Trouble> {
         let reply = self
             .browser
-            .post(Kind::Fetch, &room_path("enter"), Content::json("{}", None))
+            .post(Kind::Fetch, &self.browser.world.route("enter"), Content::json("{}", None))
             .await?;
         let world = Arc::clone(&self.browser.world);
         match (reply.status, reply.code().as_deref()) {

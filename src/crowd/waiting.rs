@@ -14,7 +14,7 @@ use super::character::{Transport, between};
 use super::report::Promise;
 use super::seen::{Events, Seen, Stand};
 use super::wire::Trouble;
-use super::{World, micros, room_path};
+use super::{World, micros};
 use crate::clock::{Clock, millis};
 
 /// How waiting ended.
@@ -47,6 +47,8 @@ pub(super) struct Memory {
     pub(super) interrupted: bool,
     /// It was told that it is its turn.
     pub(super) called: bool,
+    /// After a cut it is to come back after so long.
+    pub(super) retry: Option<Duration>,
 }
 
 impl Memory {
@@ -57,6 +59,7 @@ impl Memory {
             promised: None,
             interrupted: false,
             called: false,
+            retry: None,
         }
     }
 
@@ -86,7 +89,10 @@ impl Memory {
                 world.count(|counts| counts.worse += 1);
                 world.measure(|samples| samples.wonder(format!("a visitor with {before} ahead was then told {ahead}")));
             }
-            self.ahead = Some(ahead);
+            if self.ahead.replace(ahead).is_none() {
+                let after_ms = short(millis(self.arrived.elapsed()));
+                world.measure(|samples| samples.first_number_ms.push(after_ms));
+            }
         }
         if let (None, Some(low), Some(high)) = (self.promised, seen.wait_low_s, seen.wait_high_s) {
             self.promised = Some((Clock::instant(), low, high));
@@ -114,19 +120,35 @@ fn short(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// A count that comes down when it is dropped.
-struct OpenStream<'a>(&'a World);
+/// A stream that is open: counted, and its longest silence known, until it is dropped.
+struct OpenStream<'a> {
+    world: &'a World,
+    heard: Instant,
+    longest: Duration,
+}
 
 impl<'a> OpenStream<'a> {
     fn new(world: &'a World) -> Self {
         world.count(|counts| counts.streams += 1);
-        Self(world)
+        Self {
+            world,
+            heard: Clock::instant(),
+            longest: Duration::ZERO,
+        }
+    }
+
+    /// Something came.
+    fn hear(&mut self) {
+        let before = std::mem::replace(&mut self.heard, Clock::instant());
+        self.longest = self.longest.max(self.heard.saturating_duration_since(before));
     }
 }
 
 impl Drop for OpenStream<'_> {
     fn drop(&mut self) {
-        self.0.count(|counts| counts.streams -= 1);
+        self.world.count(|counts| counts.streams -= 1);
+        let longest = short(millis(self.longest));
+        self.world.measure(|samples| samples.longest_gap_ms.push(longest));
     }
 }
 
@@ -144,7 +166,7 @@ impl Browser {
                 Transport::NoScript => return Ok(Waited::Inside),
             };
             match waited {
-                Waited::Cut => sleep(between(500, 1_500)).await,
+                Waited::Cut => sleep(memory.retry.unwrap_or_else(|| between(500, 1_500))).await,
                 done => return Ok(done),
             }
         }
@@ -152,7 +174,7 @@ impl Browser {
 
     async fn wait_on_events(&mut self, memory: &mut Memory, ignore_turn: bool) -> Result<Waited, Trouble> {
         let world = std::sync::Arc::clone(&self.world);
-        let mut response = self.open_events(&room_path("events")).await?;
+        let mut response = self.open_events(&world.route("events")).await?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NO_CONTENT => return Ok(Waited::Inside),
@@ -165,7 +187,7 @@ impl Browser {
                 return Ok(Waited::Cut);
             }
         }
-        let _open = OpenStream::new(&world);
+        let mut open = OpenStream::new(&world);
         let mut events = Events::default();
         loop {
             let frame = match timeout(SILENCE, response.body_mut().frame()).await {
@@ -177,7 +199,10 @@ impl Browser {
                 Ok(Some(Ok(frame))) => frame,
             };
             let Ok(chunk) = frame.into_data() else { continue };
-            for (name, data) in events.feed(&chunk) {
+            open.hear();
+            let heard = events.feed(&chunk);
+            memory.retry = events.retry.or(memory.retry);
+            for (name, data) in heard {
                 if name == "bye" {
                     return Ok(Waited::Cut);
                 }
@@ -191,7 +216,7 @@ impl Browser {
     async fn wait_on_socket(&mut self, memory: &mut Memory, ignore_turn: bool) -> Result<Waited, Trouble> {
         let world = std::sync::Arc::clone(&self.world);
         self.hang_up();
-        let request = self.socket_request(&room_path("ws"))?;
+        let request = self.socket_request(&world.route("ws"))?;
         let (stream, _permit) = world.road.connect(self.source).await?;
         let config = WebSocketConfig::default()
             .read_buffer_size(2048)
@@ -208,9 +233,11 @@ impl Browser {
             Ok(Ok((socket, _))) => socket,
         };
         world.count(|counts| counts.requests += 1);
-        let _open = OpenStream::new(&world);
+        let mut open = OpenStream::new(&world);
         loop {
-            match timeout(SILENCE, socket.next()).await {
+            let heard = timeout(SILENCE, socket.next()).await;
+            open.hear();
+            match heard {
                 Ok(Some(Ok(Message::Text(text)))) => {
                     if let Some(done) = told(&world, memory, text.as_str(), ignore_turn) {
                         return Ok(done);
@@ -223,7 +250,7 @@ impl Browser {
     }
 
     async fn ask_after_refusal(&mut self, memory: &mut Memory, ignore_turn: bool, why: &str) -> Result<Waited, Trouble> {
-        let reply = self.fetch(&room_path("status")).await?;
+        let reply = self.fetch(&self.world.route("status")).await?;
         let world = std::sync::Arc::clone(&self.world);
         let Ok(seen) = serde_json::from_slice::<Seen>(&reply.body) else {
             let status = reply.status;
@@ -239,7 +266,7 @@ impl Browser {
     async fn poll(&mut self, memory: &mut Memory, ignore_turn: bool) -> Result<Waited, Trouble> {
         let world = std::sync::Arc::clone(&self.world);
         loop {
-            let reply = self.fetch(&room_path("status")).await?;
+            let reply = self.fetch(&self.world.route("status")).await?;
             self.hang_up();
             let pause_s = match serde_json::from_slice::<Seen>(&reply.body) {
                 Ok(seen) => {

@@ -77,7 +77,12 @@ impl Road {
     pub(super) async fn connect(&self, source: Option<Ipv4Addr>) -> Result<(TcpStream, OwnedSemaphorePermit), Trouble> {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         let permit = permit.map_err(|closed| Trouble::Broken(closed.to_string()))?;
-        let socket = TcpSocket::new_v4().map_err(Trouble::Connect)?;
+        let socket = if self.target.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        };
+        let socket = socket.map_err(Trouble::Connect)?;
         if let Some(source) = source {
             socket.bind(SocketAddr::from((source, 0))).map_err(Trouble::Connect)?;
         }

@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::children::Part;
-use super::watch::look;
 use super::{DemoFault, Stage, tell};
+use crate::crowd::children::Part;
+use crate::crowd::watch::look;
 use crate::shop::ROOM;
 
 /// Phones put on sale for the person at the browser.
@@ -39,14 +39,14 @@ pub(super) async fn stay_open(stage: &mut Stage) -> DemoFault {
     let selling = keep_selling(stage.ops.clone());
     tokio::select! {
         fault = selling => fault,
-        fault = stage.gateway.ended() => fault,
-        fault = stage.shop.ended() => fault,
+        fault = stage.gateway.ended() => fault.into(),
+        fault = stage.shop.ended() => fault.into(),
     }
 }
 
 /// More phones, a slow pace, and a small line.
 async fn reopen(stage: &Stage) -> Result<Part, DemoFault> {
-    let room = look(&stage.ops).await.map_err(DemoFault::Ops)?;
+    let room = look(&stage.ops, ROOM).await.map_err(DemoFault::Ops)?;
     let stock = room.stock.map_or(0, |stock| stock.stock) + PHONES;
     tune(&stage.ops, &json!({"stock": stock, "rate": PACE})).await?;
     let company = [
@@ -69,7 +69,7 @@ async fn reopen(stage: &Stage) -> Result<Part, DemoFault> {
 async fn keep_selling(ops: crate::shop::ask::Asker) -> DemoFault {
     loop {
         sleep(Duration::from_secs(1)).await;
-        let Ok(room) = look(&ops).await else { continue };
+        let Ok(room) = look(&ops, ROOM).await else { continue };
         let Some(stock) = room.stock else { continue };
         if stock.sold < stock.stock {
             continue;

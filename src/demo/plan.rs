@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::DemoOptions;
-use super::score::grouped;
 use crate::config::Rate;
+use crate::crowd::score::grouped;
 use crate::shop::ROOM;
 
 /// How long the demo's shop holds a phone: short, so that those who never pay do not make everybody wait.

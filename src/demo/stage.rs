@@ -9,10 +9,10 @@ use http::{Method, StatusCode, Uri};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::time::{sleep, timeout};
 
-use super::children::Part;
 use super::plan::{HOLD, Places, Plan, settings};
 use super::{DemoFault, DemoOptions};
 use crate::clock::millis;
+use crate::crowd::children::Part;
 use crate::shop::Opened;
 use crate::shop::ask::Asker;
 
@@ -112,7 +112,7 @@ impl Stage {
         };
         tokio::select! {
             outcome = timeout(READY_IN, ready) => outcome.map_err(|_| DemoFault::NotReady(READY_IN)),
-            fault = self.gateway.ended() => Err(fault),
+            fault = self.gateway.ended() => Err(fault.into()),
         }
     }
 
@@ -129,6 +129,9 @@ impl Stage {
                 format!("--connections={}", plan.connections_each),
                 format!("--robots={ROBOTS}"),
                 format!("--seed={}", options.seed),
+                "--claim=/sale/claim".to_owned(),
+                "--pay=/sale/pay".to_owned(),
+                "--cancel=/sale/cancel".to_owned(),
             ];
             self.parts
                 .push(Part::start("the crowd", self.folder.path().join("crowd.log"), arguments)?);
@@ -172,6 +175,6 @@ async fn first_line(shop: &mut Part) -> Result<Opened, DemoFault> {
     match timeout(READY_IN, words.read_line(&mut line)).await {
         Err(_) => Err(DemoFault::NotReady(READY_IN)),
         Ok(Ok(1..)) => serde_json::from_str(&line).map_err(|unreadable| DemoFault::Ops(format!("the shop said {line:?}: {unreadable}"))),
-        Ok(_) => Err(shop.ended().await),
+        Ok(_) => Err(shop.ended().await.into()),
     }
 }

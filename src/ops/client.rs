@@ -16,6 +16,7 @@ mod ask;
 mod command;
 mod table;
 
+pub(crate) use ask::token;
 use ask::{Asked, Line};
 pub use command::{Reach, RoomCommand, What};
 

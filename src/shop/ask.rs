@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
@@ -21,6 +21,7 @@ const BODY_LIMIT: usize = 1 << 20;
 pub(crate) struct Asker {
     client: Client<HttpConnector, Full<Bytes>>,
     base: String,
+    token: Option<HeaderValue>,
 }
 
 impl Asker {
@@ -34,7 +35,14 @@ impl Asker {
                 .pool_idle_timeout(Duration::from_secs(4))
                 .build(connector),
             base: base.to_string().trim_end_matches('/').to_owned(),
+            token: None,
         }
+    }
+
+    /// The same with what goes into `Authorization`.
+    pub(crate) fn with_token(mut self, token: Option<HeaderValue>) -> Self {
+        self.token = token;
+        self
     }
 
     /// Status and body of the answer.
@@ -65,7 +73,10 @@ impl Asker {
         self.send(request).await.map_err(|why| format!("PATCH {}{path}: {why}", self.base))
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String> {
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String> {
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(AUTHORIZATION, token.clone());
+        }
         let exchange = async {
             let answer = self.client.request(request).await.map_err(|failed| failed.to_string())?;
             let status = answer.status();

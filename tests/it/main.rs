@@ -18,4 +18,5 @@ mod model;
 mod ops;
 mod papers;
 mod path;
+mod rehearse;
 mod scripts;

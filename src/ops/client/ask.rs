@@ -1,6 +1,7 @@
 //! One request to the operators' listener, and its failures in plain sentences.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,7 +57,7 @@ impl Line {
             url: reach.url.clone(),
             authority: authority.to_string(),
             address: (host, authority.port_u16().unwrap_or(80)),
-            token: token(reach)?,
+            token: token(reach.token_file.as_deref())?,
             operator: operator(reach)?,
         })
     }
@@ -151,9 +152,9 @@ impl Line {
 }
 
 /// The token as a header.
-fn token(reach: &Reach) -> Result<Option<HeaderValue>, String> {
+pub(crate) fn token(file: Option<&Path>) -> Result<Option<HeaderValue>, String> {
     // An empty variable is one that was not set.
-    let Some(file) = reach.token_file.as_ref().filter(|file| !file.as_os_str().is_empty()) else {
+    let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) else {
         return Ok(None);
     };
     let text = std::fs::read_to_string(file).map_err(|error| format!("cannot read the token in {}: {error}", file.display()))?;

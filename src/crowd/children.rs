@@ -1,4 +1,4 @@
-//! The demo's processes: each a waitgate of its own, with its words in a file, and none left behind.
+//! Processes of a show or a rehearsal: each a waitgate of its own, with its words in a file, and none left behind.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +10,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use super::DemoFault;
 use super::score::Usage;
 
 /// How long a process may take to stop before it is killed.
@@ -18,10 +17,37 @@ const FAREWELL: Duration = Duration::from_secs(8);
 /// Lines of its last words that are shown when a process fails.
 const LAST_WORDS: usize = 15;
 
+/// Why a process is no more, or never was.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PartFault {
+    #[error("{name} could not be started: {cause}")]
+    Start {
+        name: &'static str,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("{name} ended too early ({status}){}", told(words))]
+    Ended {
+        name: &'static str,
+        status: ExitStatus,
+        words: String,
+    },
+    #[error("the crowd fell silent")]
+    Silent,
+}
+
+fn told(words: &str) -> String {
+    if words.is_empty() {
+        String::new()
+    } else {
+        format!(". Its last words:\n{words}")
+    }
+}
+
 /// One process.
 #[derive(Debug)]
-pub(super) struct Part {
-    pub(super) name: &'static str,
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
     process: Child,
     /// Kept here, because waiting for a process closes the input that it still owns.
     input: Option<ChildStdin>,
@@ -29,13 +55,13 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Starts this very program with other arguments. It gets a process group of its own: a Ctrl-C is for the demo, which stops its parts in order.
-    pub(super) fn start<A: AsRef<OsStr>>(
+    /// Starts this very program with other arguments. It gets a process group of its own: a Ctrl-C is for whoever starts it, who stops its parts in order.
+    pub(crate) fn start<A: AsRef<OsStr>>(
         name: &'static str,
         log: PathBuf,
         arguments: impl IntoIterator<Item = A>,
-    ) -> Result<Self, DemoFault> {
-        let failed = |cause| DemoFault::Start { name, cause };
+    ) -> Result<Self, PartFault> {
+        let failed = |cause| PartFault::Start { name, cause };
         let program = std::env::current_exe().map_err(failed)?;
         let words = File::options().create(true).append(true).open(&log).map_err(failed)?;
         let mut process = Command::new(program)
@@ -52,21 +78,21 @@ impl Part {
     }
 
     /// What it says on standard output. Once.
-    pub(super) fn listen(&mut self) -> Option<ChildStdout> {
+    pub(crate) fn listen(&mut self) -> Option<ChildStdout> {
         self.process.stdout.take()
     }
 
     /// Waits for its end.
-    pub(super) async fn ended(&mut self) -> DemoFault {
+    pub(crate) async fn ended(&mut self) -> PartFault {
         match self.process.wait().await {
             Ok(status) => self.fault(status),
-            Err(cause) => DemoFault::Start { name: self.name, cause },
+            Err(cause) => PartFault::Start { name: self.name, cause },
         }
     }
 
     /// Its end, told with its last words.
-    fn fault(&self, status: ExitStatus) -> DemoFault {
-        DemoFault::Ended {
+    fn fault(&self, status: ExitStatus) -> PartFault {
+        PartFault::Ended {
             name: self.name,
             status,
             words: last_words(&self.log),
@@ -74,12 +100,12 @@ impl Part {
     }
 
     /// Asks it to finish by closing its input: crowd and shop end by that.
-    pub(super) fn dismiss(&mut self) {
+    pub(crate) fn dismiss(&mut self) {
         self.input = None;
     }
 
     /// Stops it: by its input, by a signal, and at last by force.
-    pub(super) async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.dismiss();
         if let Some(pid) = self.pid() {
             let _ = kill_process(pid, Signal::TERM);
@@ -94,12 +120,12 @@ impl Part {
     }
 
     /// What the operating system says of it. Linux only.
-    pub(super) fn usage(&self) -> Option<Usage> {
+    pub(crate) fn usage(&self) -> Option<Usage> {
         usage_of(self.process.id()?)
     }
 
     /// The same of the first process it has started itself: the gateway's private store.
-    pub(super) fn usage_of_its_own(&self) -> Option<Usage> {
+    pub(crate) fn usage_of_its_own(&self) -> Option<Usage> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id()?)).ok()?;
         let listed = tasks
             .flatten()

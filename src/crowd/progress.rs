@@ -3,14 +3,14 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use super::report::Counts;
 use super::score::grouped;
 use super::watch::RoomLook;
 use crate::clock::Clock;
-use crate::crowd::report::Counts;
 
-/// Where the show stands, as it is shown.
+/// Where it stands, as it is shown.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     started: Instant,
     terminal: bool,
     before: Option<(u64, u64)>,
@@ -18,7 +18,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Begins now.
-    pub(super) fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self {
             started: Clock::instant(),
             terminal: std::io::stderr().is_terminal(),
@@ -27,17 +27,17 @@ impl Progress {
     }
 
     /// How often to show it.
-    pub(super) fn pace(&self) -> Duration {
+    pub(crate) fn pace(&self) -> Duration {
         Duration::from_secs(if self.terminal { 1 } else { 2 })
     }
 
     /// Since the beginning.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Shows it.
-    pub(super) fn show(&mut self, counts: &Counts, room: &RoomLook) {
+    pub(crate) fn show(&mut self, counts: &Counts, room: &RoomLook) {
         let per_second = self.per_second(room);
         let line = line(self.elapsed(), counts, room, per_second);
         let mut out = std::io::stderr().lock();
@@ -51,7 +51,7 @@ impl Progress {
     }
 
     /// Leaves the last line standing.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if self.terminal {
             let _ = writeln!(std::io::stderr());
         }
@@ -86,7 +86,7 @@ fn line(elapsed: Duration, counts: &Counts, room: &RoomLook, per_second: u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::watch::StockLook;
+    use crate::crowd::watch::StockLook;
 
     #[test]
     fn the_line_says_where_everybody_is() {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::crowd::report::Promise;
-use crate::demo::watch::Calls;
+use crate::crowd::watch::Calls;
 
 fn good() -> Score {
     let mut calls = Calls::default();
@@ -11,8 +11,11 @@ fn good() -> Score {
     }
     Score {
         visitors: 20_000,
-        stock: 100,
-        rate: Rate::from_milli(200_000),
+        stock: Some(100),
+        rate: Some(Rate::from_milli(200_000)),
+        all_sold: true,
+        paid: true,
+        watched: true,
         took: Duration::from_secs(30),
         counts: Counts {
             arrived: 20_000,
@@ -42,11 +45,11 @@ fn good() -> Score {
             calls,
             ..Looks::default()
         },
-        shop: ShopCounts {
+        shop: Some(ShopCounts {
             requests: 1_000,
             paid: 100,
             ..ShopCounts::default()
-        },
+        }),
         usage: Some(Usage {
             cpu: Duration::from_secs(5),
             peak_bytes: 300 << 20,
@@ -54,6 +57,10 @@ fn good() -> Score {
         store_usage: None,
         cut_short: false,
     }
+}
+
+fn shop(score: &mut Score) -> &mut ShopCounts {
+    score.shop.as_mut().unwrap()
 }
 
 #[test]
@@ -77,7 +84,7 @@ fn a_good_run_breaks_nothing() {
 #[test]
 fn fewer_buyers_than_phones_is_no_fault() {
     let mut score = good();
-    (score.counts.willing, score.counts.won, score.looks.sold, score.shop.paid) = (60, 60, 60, 60);
+    (score.counts.willing, score.counts.won, score.looks.sold, shop(&mut score).paid) = (60, 60, 60, 60);
     assert_eq!(score.verdict(), Vec::<String>::new());
 }
 
@@ -86,13 +93,13 @@ fn each_broken_promise_is_named() {
     type Break = fn(&mut Score);
     let cases: [(&str, Break); 14] = [
         ("98 of 100 phones went to somebody", |score| {
-            (score.counts.won, score.looks.sold, score.shop.paid) = (98, 98, 98);
+            (score.counts.won, score.looks.sold, shop(score).paid) = (98, 98, 98);
         }),
         ("more phones were sold than there are", |score| {
-            (score.counts.won, score.looks.sold, score.shop.paid) = (101, 101, 101);
+            (score.counts.won, score.looks.sold, shop(score).paid) = (101, 101, 101);
         }),
         ("the books differ", |score| score.looks.sold = 99),
-        ("the shop was paid 101 times", |score| score.shop.paid = 101),
+        ("the shop was paid 101 times", |score| shop(score).paid = 101),
         ("free + held + sold was not the stock in 1", |score| score.looks.uneven = 1),
         ("one buyer got two reservations", |score| score.counts.twice = 1),
         ("1 times a visitor was shown a worse position", |score| score.counts.worse = 1),
@@ -100,10 +107,10 @@ fn each_broken_promise_is_named() {
             let last = score.looks.calls.called();
             score.looks.calls.note(1_005_100, last + 403, true);
         }),
-        ("1 requests reached the shop without", |score| score.shop.unadmitted = 1),
-        ("an admission it could not verify", |score| score.shop.unverified = 1),
+        ("1 requests reached the shop without", |score| shop(score).unadmitted = 1),
+        ("an admission it could not verify", |score| shop(score).unverified = 1),
         ("claims reached the shop without a reservation", |score| {
-            score.shop.claims_without_reservation = 1;
+            shop(score).claims_without_reservation = 1;
         }),
         ("neither a phone nor a \"no\"", |score| score.counts.stranded = 1),
         ("it was not over after 30 s", |score| score.cut_short = true),
@@ -135,4 +142,24 @@ fn percentiles_are_by_nearest_rank() {
 fn numbers_are_grouped() {
     let shown = [0, 999, 1_000, 12_345, 1_234_567].map(grouped);
     assert_eq!(shown, ["0", "999", "1,000", "12,345", "1,234,567"]);
+}
+
+#[test]
+fn of_what_nobody_looked_at_nothing_is_said() {
+    let mut score = good();
+    (score.stock, score.rate, score.shop, score.watched, score.all_sold) = (None, None, None, false, false);
+    score.looks = Looks::default();
+    (score.counts.unfinished, score.counts.won) = (40, 0);
+    assert_eq!(score.verdict(), Vec::<String>::new());
+    let shown = score.to_string();
+    for part in [
+        "40 still in line or in the shop when it ended",
+        "20,000 visitors, 30.0 s",
+        "positions that got worse",
+    ] {
+        assert!(shown.contains(part), "{part} is not in {shown}");
+    }
+    for part in ["phones sold", "free + held", "let in ", "reached the shop"] {
+        assert!(!shown.contains(part), "{part} is in {shown}");
+    }
 }

@@ -9,49 +9,53 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::Rate;
-use crate::shop::ROOM;
 use crate::shop::ask::Asker;
 
-/// A room, as far as the demo looks at it.
+/// A room, as far as it is looked at.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub(super) struct RoomLook {
-    pub(super) stock: Option<StockLook>,
-    pub(super) called_total: u64,
-    pub(super) now_ms: u64,
+pub(crate) struct RoomLook {
+    pub(crate) stock: Option<StockLook>,
+    pub(crate) called_total: u64,
+    pub(crate) now_ms: u64,
+    #[serde(default)]
+    pub(crate) rate_per_s: f64,
 }
 
 /// Its stock.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub(super) struct StockLook {
-    pub(super) stock: u64,
-    pub(super) free: u64,
-    pub(super) held: u64,
-    pub(super) sold: u64,
+pub(crate) struct StockLook {
+    pub(crate) stock: u64,
+    pub(crate) free: u64,
+    pub(crate) held: u64,
+    pub(crate) sold: u64,
 }
 
 /// All looks taken together.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Looks {
+pub(crate) struct Looks {
     /// Looks that were answered.
-    pub(super) looks: u64,
+    pub(crate) looks: u64,
     /// Looks that were not.
-    pub(super) unanswered: u64,
+    pub(crate) unanswered: u64,
     /// Looks in which `free + held + sold` was not the stock.
-    pub(super) uneven: u64,
+    pub(crate) uneven: u64,
     /// Sold, at the last look.
-    pub(super) sold: u64,
+    pub(crate) sold: u64,
     /// The first look at which everything was sold, by the store's clock.
-    pub(super) sold_out_at_ms: Option<u64>,
+    pub(crate) sold_out_at_ms: Option<u64>,
     /// How many were called, and when.
-    pub(super) calls: Calls,
+    pub(crate) calls: Calls,
     /// The last look.
-    pub(super) last: RoomLook,
+    pub(crate) last: RoomLook,
+    /// The highest rate that was seen.
+    pub(crate) rate: Option<Rate>,
 }
 
 impl Looks {
     fn take(&mut self, room: RoomLook) {
         self.looks += 1;
         self.last = room;
+        self.rate = self.rate.max(Some(rate_of(room.rate_per_s)));
         let free = room.stock.is_some_and(|stock| stock.free > 0);
         self.calls.note(room.now_ms, room.called_total, free);
         let Some(stock) = room.stock else { return };
@@ -67,7 +71,7 @@ impl Looks {
 
 /// How many had been called at which time of the store's clock.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     looks: Vec<(u64, u64)>,
     /// Milliseconds and calls between looks that both saw free stock, without what had been saved up before the first call.
     open: (u64, u64),
@@ -76,7 +80,7 @@ pub(super) struct Calls {
 
 impl Calls {
     /// One look, and whether there was free stock.
-    pub(super) fn note(&mut self, now_ms: u64, called_total: u64, free: bool) {
+    pub(crate) fn note(&mut self, now_ms: u64, called_total: u64, free: bool) {
         let before = self.looks.last().copied();
         if before.is_some_and(|(last_ms, _)| now_ms <= last_ms) {
             return;
@@ -90,7 +94,7 @@ impl Calls {
     }
 
     /// Called, from the first look to the last.
-    pub(super) fn called(&self) -> u64 {
+    pub(crate) fn called(&self) -> u64 {
         self.looks.last().map_or(0, |(_, called)| *called)
     }
 
@@ -108,7 +112,7 @@ impl Calls {
     }
 
     /// The most that were called in any second looked at.
-    pub(super) fn fullest(&self) -> u64 {
+    pub(crate) fn fullest(&self) -> u64 {
         self.seconds()
             .filter(|(length_ms, _)| *length_ms <= 1000)
             .map(|(_, called)| called)
@@ -118,7 +122,7 @@ impl Calls {
 
     /// Seconds in which more were called than the rate, 1 % and a burst of one second allow. A look that came late makes a longer stretch; it is
     /// held against the rate for as long as it was.
-    pub(super) fn too_fast(&self, rate: Rate) -> usize {
+    pub(crate) fn too_fast(&self, rate: Rate) -> usize {
         let per_second = u128::from(rate.milli());
         let burst = per_second.max(1_000) * 1_000;
         let allowed = |length_ms: u64| per_second * u128::from(length_ms.max(1000)) * 101 / 100 + burst;
@@ -129,7 +133,7 @@ impl Calls {
 
     /// Called per second while there was free stock: without it, nobody is called.
     #[allow(clippy::cast_precision_loss, reason = "counts and milliseconds of one run, far below 2^52")]
-    pub(super) fn mean_per_second(&self) -> f64 {
+    pub(crate) fn mean_per_second(&self) -> f64 {
         let (length_ms, called) = self.open;
         if length_ms == 0 {
             0.0
@@ -141,22 +145,25 @@ impl Calls {
 
 /// A task that looks, until dropped.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     looks: Arc<Mutex<Looks>>,
+    ops: Asker,
+    room: String,
     task: JoinHandle<()>,
 }
 
 impl Watch {
     /// Begins to look.
-    pub(super) fn begin(ops: Asker) -> Self {
+    pub(crate) fn begin(ops: Asker, room: &str) -> Self {
         let looks = Arc::new(Mutex::new(Looks::default()));
         let into = Arc::clone(&looks);
+        let (asker, name) = (ops.clone(), room.to_owned());
         let task = tokio::spawn(async move {
             let mut ticks = interval(Duration::from_millis(100));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
-                let room = look(&ops).await;
+                let room = look(&asker, &name).await;
                 let mut looks = lock(&into);
                 match room {
                     Ok(room) => looks.take(room),
@@ -164,25 +171,30 @@ impl Watch {
                 }
             }
         });
-        Self { looks, task }
+        Self {
+            looks,
+            ops,
+            room: room.to_owned(),
+            task,
+        }
     }
 
     /// What has been seen so far.
-    pub(super) fn looks(&self) -> Looks {
+    pub(crate) fn looks(&self) -> Looks {
         lock(&self.looks).clone()
     }
 
     /// The last look, and how many were answered.
-    pub(super) fn last(&self) -> (RoomLook, u64) {
+    pub(crate) fn last(&self) -> (RoomLook, u64) {
         let looks = lock(&self.looks);
         (looks.last, looks.looks)
     }
 
     /// Looks once more, so that what just happened is in, and ends.
-    pub(super) async fn end(self, ops: &Asker) -> Looks {
+    pub(crate) async fn end(self) -> Looks {
         self.task.abort();
         let mut looks = self.looks();
-        if let Ok(room) = look(ops).await {
+        if let Ok(room) = look(&self.ops, &self.room).await {
             looks.take(room);
         }
         looks
@@ -195,13 +207,22 @@ impl Drop for Watch {
     }
 }
 
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate as the gateway writes it, far below 2^53"
+)]
+fn rate_of(per_second: f64) -> Rate {
+    Rate::from_milli((per_second.max(0.0) * 1000.0).round() as u64)
+}
+
 fn lock(looks: &Mutex<Looks>) -> MutexGuard<'_, Looks> {
     looks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the room once.
-pub(super) async fn look(ops: &Asker) -> Result<RoomLook, String> {
-    let (status, body) = ops.ask(Method::GET, &format!("/v1/rooms/{ROOM}"), "").await?;
+pub(crate) async fn look(ops: &Asker, room: &str) -> Result<RoomLook, String> {
+    let (status, body) = ops.ask(Method::GET, &format!("/v1/rooms/{room}"), "").await?;
     if status != StatusCode::OK {
         return Err(format!("the room was answered {status}"));
     }

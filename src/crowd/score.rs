@@ -3,65 +3,54 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use super::report::{Counts, Promise, Samples};
 use super::watch::Looks;
 use crate::config::Rate;
-use crate::crowd::report::{Counts, Promise, Samples};
 use crate::shop::ShopCounts;
 
 /// What the operating system says of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Usage {
+pub(crate) struct Usage {
     /// Time on a processor.
-    pub(super) cpu: Duration,
+    pub(crate) cpu: Duration,
     /// Memory at the most, in bytes.
-    pub(super) peak_bytes: u64,
+    pub(crate) peak_bytes: u64,
 }
 
 /// All of a run.
 #[derive(Clone, Debug)]
-pub(super) struct Score {
-    pub(super) visitors: u64,
-    pub(super) stock: u64,
-    pub(super) rate: Rate,
-    pub(super) took: Duration,
-    pub(super) counts: Counts,
-    pub(super) samples: Samples,
-    pub(super) looks: Looks,
-    pub(super) shop: ShopCounts,
+pub(crate) struct Score {
+    pub(crate) visitors: u64,
+    /// Units of the sale, where that is known.
+    pub(crate) stock: Option<u64>,
+    /// The room's rate, where that is known.
+    pub(crate) rate: Option<Rate>,
+    /// Everybody stayed to the end, so that all who wanted a unit had a chance of one.
+    pub(crate) all_sold: bool,
+    /// Whoever won has paid; otherwise a unit was reserved for him, and may go back.
+    pub(crate) paid: bool,
+    /// The room was looked at over the operators' API.
+    pub(crate) watched: bool,
+    pub(crate) took: Duration,
+    pub(crate) counts: Counts,
+    pub(crate) samples: Samples,
+    pub(crate) looks: Looks,
+    /// The sample shop's own counts, where it is the sample shop.
+    pub(crate) shop: Option<ShopCounts>,
     /// The gateway's.
-    pub(super) usage: Option<Usage>,
+    pub(crate) usage: Option<Usage>,
     /// Its private store's.
-    pub(super) store_usage: Option<Usage>,
+    pub(crate) store_usage: Option<Usage>,
     /// The show was cut short at its time limit.
-    pub(super) cut_short: bool,
+    pub(crate) cut_short: bool,
 }
 
 impl Score {
     /// Every promise that was broken, in words. Empty: the run is good.
-    pub(super) fn verdict(&self) -> Vec<String> {
+    pub(crate) fn verdict(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let (counts, looks) = (&self.counts, &self.looks);
-        let sold = looks.sold;
-        let expected = self.stock.min(counts.willing);
-        if counts.won < expected {
-            broken.push(format!(
-                "{} of {} phones went to somebody, although {} wanted one",
-                counts.won, self.stock, counts.willing
-            ));
-        }
-        if counts.won > self.stock || sold > self.stock {
-            broken.push(format!(
-                "more phones were sold than there are: {} winners, {sold} sold, {} in stock",
-                counts.won, self.stock
-            ));
-        }
-        if counts.won != sold || self.shop.paid != sold {
-            let paid = self.shop.paid;
-            broken.push(format!(
-                "the books differ: {} visitors won, the shop was paid {paid} times, the gateway sold {sold}",
-                counts.won
-            ));
-        }
+        self.judge_sales(&mut broken);
         if looks.uneven > 0 {
             broken.push(format!(
                 "free + held + sold was not the stock in {} of {} looks",
@@ -74,29 +63,11 @@ impl Score {
         if counts.worse > 0 {
             broken.push(format!("{} times a visitor was shown a worse position than before", counts.worse));
         }
-        let fast = looks.calls.too_fast(self.rate);
+        let fast = self.rate.map_or(0, |rate| looks.calls.too_fast(rate));
         if fast > 0 {
             broken.push(format!(
                 "the rate was exceeded in {fast} of the seconds looked at ({} called in the fullest)",
                 looks.calls.fullest()
-            ));
-        }
-        if self.shop.unadmitted > 0 {
-            broken.push(format!(
-                "{} requests reached the shop without having been let in",
-                self.shop.unadmitted
-            ));
-        }
-        if self.shop.unverified > 0 {
-            broken.push(format!(
-                "{} requests reached the shop with an admission it could not verify",
-                self.shop.unverified
-            ));
-        }
-        if self.shop.claims_without_reservation > 0 {
-            broken.push(format!(
-                "{} claims reached the shop without a reservation",
-                self.shop.claims_without_reservation
             ));
         }
         if counts.stranded > 0 {
@@ -105,10 +76,46 @@ impl Score {
         if self.cut_short {
             broken.push(format!("it was not over after {} s", self.took.as_secs()));
         }
-        if looks.looks == 0 {
+        if self.watched && looks.looks == 0 {
             broken.push("the operators' API never answered, so nothing is known about stock and rate".to_owned());
         }
         broken
+    }
+
+    /// What was sold, and what reached the shop.
+    fn judge_sales(&self, broken: &mut Vec<String>) {
+        let (counts, sold) = (&self.counts, self.looks.sold);
+        if let Some(stock) = self.stock {
+            let expected = stock.min(counts.willing);
+            if self.all_sold && counts.won < expected {
+                broken.push(format!(
+                    "{} of {stock} phones went to somebody, although {} wanted one",
+                    counts.won, counts.willing
+                ));
+            }
+            if (self.paid && counts.won > stock) || sold > stock {
+                broken.push(format!(
+                    "more phones were sold than there are: {} winners, {sold} sold, {stock} in stock",
+                    counts.won
+                ));
+            }
+        }
+        let Some(shop) = &self.shop else { return };
+        if counts.won != sold || shop.paid != sold {
+            broken.push(format!(
+                "the books differ: {} visitors won, the shop was paid {} times, the gateway sold {sold}",
+                counts.won, shop.paid
+            ));
+        }
+        for (count, what) in [
+            (shop.unadmitted, "requests reached the shop without having been let in"),
+            (shop.unverified, "requests reached the shop with an admission it could not verify"),
+            (shop.claims_without_reservation, "claims reached the shop without a reservation"),
+        ] {
+            if count > 0 {
+                broken.push(format!("{count} {what}"));
+            }
+        }
     }
 
     fn rows(&self) -> Vec<(&'static str, String)> {
@@ -122,17 +129,23 @@ impl Score {
 
     fn stock_rows(&self, rows: &mut Vec<(&'static str, String)>) {
         let (counts, looks) = (&self.counts, &self.looks);
-        let over = looks.sold.max(counts.won).saturating_sub(self.stock);
-        rows.push((
-            "phones sold",
-            format!("{} of {}, {over} too many", grouped(counts.won), grouped(self.stock)),
-        ));
-        let even = if looks.uneven == 0 {
-            "always".to_owned()
+        let (what, got) = if self.paid {
+            ("phones sold", looks.sold.max(counts.won))
         } else {
-            format!("broken {} times", looks.uneven)
+            ("phones reserved", looks.sold)
         };
-        rows.push(("free + held + sold = stock", format!("{even}, in {} looks", grouped(looks.looks))));
+        if let Some(stock) = self.stock {
+            let over = got.saturating_sub(stock);
+            rows.push((what, format!("{} of {}, {over} too many", grouped(counts.won), grouped(stock))));
+            let even = if looks.uneven == 0 {
+                "always".to_owned()
+            } else {
+                format!("broken {} times", looks.uneven)
+            };
+            rows.push(("free + held + sold = stock", format!("{even}, in {} looks", grouped(looks.looks))));
+        } else if counts.won > 0 {
+            rows.push((what, grouped(counts.won)));
+        }
         let gave_back = counts.declined + counts.unpaid;
         if gave_back > 0 || counts.no_at_payment > 0 {
             rows.push((
@@ -166,6 +179,12 @@ impl Score {
                 grouped(counts.stranded)
             ),
         ));
+        if counts.unfinished > 0 {
+            rows.push((
+                "not at an end",
+                format!("{} still in line or in the shop when it ended", grouped(counts.unfinished)),
+            ));
+        }
     }
 
     fn refusals_in_line(&self) -> String {
@@ -193,16 +212,17 @@ impl Score {
     fn waiting_rows(&self, rows: &mut Vec<(&'static str, String)>) {
         let (counts, samples) = (&self.counts, &self.samples);
         let calls = &self.looks.calls;
-        rows.push((
-            "let in",
-            format!(
-                "{}; of {} there were {:.1} a second while phones were free, and {} in the fullest second",
-                grouped(calls.called()),
-                self.rate,
-                calls.mean_per_second(),
-                calls.fullest()
-            ),
-        ));
+        if let Some(rate) = self.rate {
+            rows.push((
+                "let in",
+                format!(
+                    "{}; of {rate} there were {:.1} a second while phones were free, and {} in the fullest second",
+                    grouped(calls.called()),
+                    calls.mean_per_second(),
+                    calls.fullest()
+                ),
+            ));
+        }
         let waits: Vec<u64> = samples.waits_ms.iter().copied().map(u64::from).collect();
         if let (Some(p50), Some(p90), Some(p99)) = (percentile(&waits, 50), percentile(&waits, 90), percentile(&waits, 99)) {
             let seconds = |ms: u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);
@@ -247,15 +267,17 @@ impl Score {
             "requests to the gateway",
             format!("{} and {} updates on streams", grouped(counts.requests), grouped(counts.updates)),
         ));
-        rows.push((
-            "requests that reached the shop",
-            format!(
-                "{}, of these {} not let in and {} not verified",
-                grouped(shop.requests),
-                shop.unadmitted,
-                shop.unverified
-            ),
-        ));
+        if let Some(shop) = shop {
+            rows.push((
+                "requests that reached the shop",
+                format!(
+                    "{}, of these {} not let in and {} not verified",
+                    grouped(shop.requests),
+                    shop.unadmitted,
+                    shop.unverified
+                ),
+            ));
+        }
         if let Some(usage) = self.usage {
             let each = usage.cpu.as_micros() / u128::from(counts.requests.max(1));
             rows.push((
@@ -278,7 +300,7 @@ impl Score {
             (counts.lost_place, "visitors away too long, who started again"),
             (counts.troubles, "connections tried again"),
             (counts.slowed, "times people were told to slow down"),
-            (shop.trouble, "times the till did not work"),
+            (shop.as_ref().map_or(0, |shop| shop.trouble), "times the till did not work"),
             (self.looks.unanswered, "looks without an answer"),
         ];
         let trouble: Vec<String> = trouble
@@ -294,14 +316,14 @@ impl Score {
 
 impl fmt::Display for Score {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            formatter,
-            "\nThe score: {} visitors, {} phones, {}, {:.1} s\n",
-            grouped(self.visitors),
-            grouped(self.stock),
-            self.rate,
-            self.took.as_secs_f64()
-        )?;
+        let mut sale = format!("{} visitors", grouped(self.visitors));
+        if let Some(stock) = self.stock {
+            let _ = write!(sale, ", {} phones", grouped(stock));
+        }
+        if let Some(rate) = self.rate {
+            let _ = write!(sale, ", {rate}");
+        }
+        writeln!(formatter, "\nThe score: {sale}, {:.1} s\n", self.took.as_secs_f64())?;
         let rows = self.rows();
         let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         for (label, value) in rows {
@@ -339,7 +361,7 @@ fn costs(costs_us: &[u32]) -> Option<String> {
 }
 
 /// The smallest value that so many per cent of the values do not exceed (nearest rank).
-pub(super) fn percentile(values: &[u64], percent: usize) -> Option<u64> {
+pub(crate) fn percentile(values: &[u64], percent: usize) -> Option<u64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
@@ -347,7 +369,7 @@ pub(super) fn percentile(values: &[u64], percent: usize) -> Option<u64> {
 }
 
 /// 12345 as 12,345.
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
