@@ -20,6 +20,7 @@ mod read;
 mod rooms;
 mod show;
 mod source;
+mod store;
 mod tls;
 mod upstream;
 mod values;
@@ -28,6 +29,7 @@ pub use changes::{Changes, mark};
 pub use read::{load, parse};
 pub use show::show;
 pub use source::{Mistake, Mistakes};
+pub use store::{Host, Kind, Login as StoreLogin, Site, Store, StoreTls, Tls as SiteTls};
 pub use tls::{Certificate, Tls, TlsServer, TlsVersion};
 pub use upstream::{Health, HttpVersion, TlsClient, Upstream, UpstreamTls};
 pub use values::Rate;
@@ -115,23 +117,6 @@ pub struct Ops {
     pub listen: SocketAddr,
     /// The bearer token, read from `ops.token_file`. Required when `listen` is not loopback.
     pub token: Option<Secret>,
-}
-
-/// Where lines and stock are kept.
-#[derive(Clone, Debug)]
-pub struct Store {
-    /// `redis://…` of a Redis of yours; none: waitgate runs a private one in `data_dir`.
-    pub url: Option<Secret>,
-    /// Where the private Redis, and the keys of tokens, live.
-    pub data_dir: PathBuf,
-    /// The server program of the private Redis; none: `redis-server`, else `valkey-server`, from `PATH`.
-    pub program: Option<PathBuf>,
-    /// How long one call may take.
-    pub call_timeout: Duration,
-    /// How long connecting may take.
-    pub connect_timeout: Duration,
-    /// Memory the private Redis may use, in bytes; 0 is no limit.
-    pub max_memory: u64,
 }
 
 /// How the address of a visitor is found.

@@ -117,6 +117,12 @@ fn keys(config: &Config) -> BTreeMap<String, String> {
     if let Some(url) = &config.store.url {
         add("store.url".to_owned(), url);
     }
+    if let Some(password) = &config.store.password {
+        add("store.password_file".to_owned(), password);
+    }
+    if let Some(password) = &config.store.sentinel_password {
+        add("store.sentinel_password_file".to_owned(), password);
+    }
     for room in &config.rooms {
         if let Some(Login::Jwt { key, .. }) = &room.login {
             add(format!("rooms.{}.login.key_file", room.id), key);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::paths::path;
 use super::rooms::{read_rooms, read_template};
 use super::source::{Layer, Mistake, Mistakes, Notes, Section, Source};
+use super::store::read_store;
 use super::tls::read_tls;
 use super::upstream::read_upstream;
 use super::values::{choice, count, counted, duration, listen, network, origins, rate, size, sized, switch, text, word};
@@ -160,60 +161,6 @@ fn read_ops(section: &Section<'_>, file: &Path) -> Option<Ops> {
     }
     section.finish();
     Some(Ops { listen, token })
-}
-
-fn read_store(section: &Section<'_>, file: &Path) -> Option<Store> {
-    let url = section.get("url", |value| {
-        let url = word(value)?;
-        let authority = url.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or(""));
-        if authority.contains('@') {
-            return Err(
-                "a password does not belong into this file: put the whole URL into a file of its own and name it as `store.url_file`"
-                    .to_owned(),
-            );
-        }
-        store_url(url).map(Secret::new)
-    });
-    let url_file = section.get("url_file", |value| {
-        let secret = secret_file(file, &word(value)?, 1)?;
-        store_url(secret.reveal().to_owned())?;
-        Ok(secret)
-    });
-    if section.has("url") && section.has("url_file") {
-        section.wrong("url_file", "the store has one URL: set `url` or `url_file`");
-    }
-    let store = Store {
-        url: url_file.or(url),
-        data_dir: section.get("data_dir", |value| Ok(Config::beside(file, Path::new(&word(value)?))))?,
-        program: section.get("program", |value| program(file, &word(value)?)),
-        call_timeout: section.get("call_timeout", duration)?,
-        connect_timeout: section.get("connect_timeout", duration)?,
-        max_memory: section.get("max_memory", size(0, 1 << 50))?,
-    };
-    section.finish();
-    Some(store)
-}
-
-fn store_url(url: String) -> Result<String, String> {
-    if !(url.starts_with("redis://") || url.starts_with("redis+unix://")) {
-        return Err("a store is written redis://host:port/database or redis+unix:///path".to_owned());
-    }
-    if redis::parse_redis_url(&url).is_none() {
-        return Err("this is not the URL of a Redis: write redis://host:port/database or redis+unix:///path".to_owned());
-    }
-    Ok(url)
-}
-
-/// A bare name is looked up in `PATH` later; anything with a slash is a file.
-fn program(file: &Path, name: &str) -> Result<PathBuf, String> {
-    if !name.contains('/') {
-        return Ok(PathBuf::from(name));
-    }
-    let program = Config::beside(file, Path::new(name));
-    if program.is_file() {
-        return Ok(program);
-    }
-    Err(format!("there is no program {}", program.display()))
 }
 
 fn read_client(section: &Section<'_>) -> Option<Client> {

@@ -164,11 +164,28 @@ fn show_store(page: &mut Page, store: &Store) {
     page.table("store");
     if let Some(url) = &store.url {
         // A URL in the file itself has no password: that is checked when it is read.
-        let plain = url.file().is_none() && !url.reveal().contains('@');
+        let plain = url.file().is_none()
+            && store
+                .site
+                .as_ref()
+                .is_some_and(|site| !site.has_password() || store.password.is_some());
         if plain {
             page.text("url", &url.reveal());
         } else {
             page.secret("url_file", url);
+        }
+    }
+    for (key, user) in [("user", &store.user), ("sentinel_user", &store.sentinel_user)] {
+        if let Some(user) = user {
+            page.text(key, user);
+        }
+    }
+    for (key, password) in [
+        ("password_file", &store.password),
+        ("sentinel_password_file", &store.sentinel_password),
+    ] {
+        if let Some(password) = password {
+            page.secret(key, password);
         }
     }
     page.text("data_dir", &store.data_dir.display());
@@ -176,6 +193,18 @@ fn show_store(page: &mut Page, store: &Store) {
     page.time("call_timeout", store.call_timeout);
     page.time("connect_timeout", store.connect_timeout);
     page.size("max_memory", store.max_memory);
+    let tls = &store.tls;
+    if tls.roots.is_none() && tls.name.is_none() && tls.certificate.is_none() {
+        return;
+    }
+    page.table("store.tls");
+    page.file("roots", tls.roots.as_deref());
+    if let Some(name) = &tls.name {
+        page.text("name", name);
+    }
+    if let Some(certificate) = &tls.certificate {
+        page.bare("certificate", &show_certificate(certificate));
+    }
 }
 
 fn show_client(page: &mut Page, client: &Client) {

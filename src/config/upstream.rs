@@ -188,7 +188,7 @@ fn read_tls(section: &Section<'_>, file: &Path, secured: bool) -> UpstreamTls {
 }
 
 /// The authorities in a file, with its place.
-fn roots(value: &DeValue<'_>, file: &Path) -> Read<(PathBuf, RootCertStore)> {
+pub(super) fn roots(value: &DeValue<'_>, file: &Path) -> Read<(PathBuf, RootCertStore)> {
     let file = Config::beside(file, Path::new(&word(value)?));
     let mut authorities = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&contents(&file)?) {
@@ -203,13 +203,17 @@ fn roots(value: &DeValue<'_>, file: &Path) -> Read<(PathBuf, RootCertStore)> {
 }
 
 /// The authorities this machine believes. What of them cannot be read is left out, as everybody does.
-fn machine() -> RootCertStore {
+pub(super) fn machine() -> RootCertStore {
     let mut authorities = RootCertStore::empty();
     authorities.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     authorities
 }
 
-fn clients(provider: &Arc<CryptoProvider>, authorities: RootCertStore, ours: Option<&Certificate>) -> Result<TlsClient, rustls::Error> {
+pub(super) fn clients(
+    provider: &Arc<CryptoProvider>,
+    authorities: RootCertStore,
+    ours: Option<&Certificate>,
+) -> Result<TlsClient, rustls::Error> {
     let builder = ClientConfig::builder_with_provider(Arc::clone(provider))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(authorities);

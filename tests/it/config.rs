@@ -233,11 +233,11 @@ const MISTAKES: &[(&str, &str)] = &[
     ),
     (
         "[store]\nurl = \"mysql://x\"",
-        "2:7: store.url: a store is written redis://host:port/database or redis+unix:///path",
+        "2:7: store.url: a store is written redis://host:port/database, redis+unix:///path, redis+sentinel://host:port,host:port/name/database or redis+cluster://host:port,host:port; rediss:// and rediss+ speak TLS",
     ),
     (
         "[store]\nurl = \"redis://:word@x:1\"",
-        "2:7: store.url: a password does not belong into this file: put the whole URL into a file of its own and name it as `store.url_file`",
+        "2:7: store.url: a password does not belong into this file: put the whole URL into a file of its own and name it as `store.url_file`, or the password alone and name it as `store.password_file`",
     ),
     (
         "[store]\nprogram = \"./no/such\"",
@@ -461,7 +461,7 @@ fn secrets_come_from_files_and_must_be_worth_the_name() {
     let login = |algorithm: &str| format!("{ROOM}[rooms.42.login]\ncookie = \"c\"\nalgorithm = \"{algorithm}\"\nkey_file = \"pem\"");
     assert!(parse(&login("HS256")).contains("HS256 has a shared secret"));
     assert_eq!(parse(&login("ES256")), "");
-    assert!(parse("[store]\nurl = \"redis://x\"\nurl_file = \"pem\"").contains("redis://host:port/database"));
+    assert!(parse("[store]\nurl = \"redis://x\"\nurl_file = \"pem\"").contains("redis+cluster://host:port"));
 }
 
 #[test]
