@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::access::AccessLog;
 use crate::admission;
 use crate::clock::Clock;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Site};
 use crate::fault::StoreFault;
 use crate::gateway::Gateway;
 use crate::limit::Limits;
@@ -62,6 +62,9 @@ pub enum StartFault {
     /// The store's address is not one.
     #[error("store.url cannot be used: {0}")]
     Url(#[source] StoreFault),
+    /// Nor is that of the private one.
+    #[error("store.data_dir cannot be used: {0}")]
+    Private(String),
     /// The store would throw the line away.
     #[error("the store's maxmemory-policy is `{0}`: it must be `noeviction`, or the line is thrown away when memory is full")]
     Policy(String),
@@ -258,24 +261,26 @@ async fn open_store(
     house: &House,
     own: &OwnThread,
 ) -> Result<(Store, Option<Embedded>), StartFault> {
-    let (embedded, url) = open_embedded(settings).await?;
+    let (embedded, site) = open_embedded(settings).await?;
     let options = StoreOptions {
         call_timeout: settings.call_timeout,
         connect_timeout: settings.connect_timeout,
     };
-    let store = own.run(|| Store::open(&url, clock.clone(), options)).map_err(StartFault::Url)?;
+    let store = own
+        .run(|| Store::open_site(&site, clock.clone(), options))
+        .map_err(StartFault::Url)?;
     store.count_in(Arc::clone(&house.metrics));
     check_policy(&store, embedded.is_some()).await?;
     Ok((store, embedded))
 }
 
-async fn open_embedded(settings: &config::Store) -> Result<(Option<Embedded>, String), StartFault> {
-    match &settings.url {
-        Some(url) => Ok((None, url.reveal().to_owned())),
+async fn open_embedded(settings: &config::Store) -> Result<(Option<Embedded>, Site), StartFault> {
+    match &settings.site {
+        Some(site) => Ok((None, site.clone())),
         None => {
             let embedded = Embedded::start(settings).await?;
-            let url = embedded.url().to_owned();
-            Ok((Some(embedded), url))
+            let site = Site::parse(embedded.url()).map_err(StartFault::Private)?;
+            Ok((Some(embedded), site))
         }
     }
 }

@@ -1,42 +1,49 @@
-//! The store: one Redis connection that is watched and rebuilt, time limits, and the rooms' news.
+//! The store: connections to its primaries that are watched and rebuilt, time limits, and the rooms' news.
 //!
-//! Calls never wait for a reconnect: while the store is away they fail at once ([`StoreFault::Away`]), so that a request can be answered from
-//! what this process knows. A call that was sent and not answered may have run ([`StoreFault::Unknown`]); every script may be asked again with
-//! the same arguments, and a connection that broke under a call is tried once more, because the other end closing an idle connection is no
-//! reason to bother a visitor.
+//! It is one server, the primary that sentinels name, or a cluster, where each room has its primary; everything is read and written there, never
+//! at a replica. Calls never wait for a reconnect: while a room's primary is away they fail at once ([`StoreFault::Away`]), so that a request can
+//! be answered from what this process knows. A call that was sent and not answered may have run ([`StoreFault::Unknown`]); every script may be
+//! asked again with the same arguments, and a connection that broke under a call is tried once more, because the other end closing an idle
+//! connection is no reason to bother a visitor. What each refusal means: [`question`].
 //!
-//! One task watches the connection: connect, `PING`, up; a `PING` each half second; on a failure, down and connect again with jittered
-//! back-off. Another ([`news`]) holds the subscriptions. What is stored where: [`keys`]. What is done to it: [`scripts`].
+//! One task watches the connections ([`watch`]): who are the primaries ([`survey`]), connect ([`dial`]), up; a `PING` each half second; on a
+//! failure, look again. Another ([`news`]) holds the subscriptions. What is stored where: [`keys`]. What is done to it: [`scripts`].
 
+mod dial;
 pub mod embedded;
 pub mod keys;
 pub mod news;
+mod question;
+mod routes;
 pub mod scripts;
+mod survey;
+mod watch;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError, Script, ScriptInvocation, ServerErrorKind,
-};
-use tokio::sync::{Notify, mpsc, watch};
+use arc_swap::ArcSwap;
+use redis::{ErrorKind, FromRedisValue, RedisError, Value};
+use tokio::sync::{Notify, mpsc, watch as watched};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
+use crate::config::Site;
 use crate::fault::StoreFault;
+use crate::store::dial::Dialer;
 use crate::store::keys::Keys;
 pub use crate::store::news::News;
 use crate::store::news::Newsroom;
+use crate::store::question::{Question, SHORTLY, Verdict, judge};
+use crate::store::routes::{Node, Routes, slot};
+use crate::store::survey::Surveyor;
 use crate::telemetry::Metrics;
 
-/// How often the connection is probed.
-const PROBE: Duration = Duration::from_millis(500);
-/// The shortest and the longest wait between attempts to connect.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How long a call whose connection broke waits for the next one.
+/// How long a call whose connection broke, or that was sent to a server that is not known yet, waits for the next one.
 const SECOND_TRY: Duration = Duration::from_millis(250);
+/// How often a call is put, to one server or several, before it is given up.
+const TRIES: u32 = 12;
 
 /// Time limits of the store.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +65,13 @@ pub struct Policy {
     pub version: String,
 }
 
+impl Policy {
+    /// The line may be thrown away.
+    fn bites(&self) -> bool {
+        self.maxmemory_policy.as_deref().is_some_and(|policy| policy != "noeviction")
+    }
+}
+
 /// A Redis, or what speaks its protocol. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -69,41 +83,28 @@ pub struct Store {
 pub struct RoomStore {
     store: Store,
     keys: Arc<Keys>,
+    slot: u16,
     id: Arc<str>,
 }
 
 struct Inner {
-    client: Client,
+    dialer: Dialer,
     database: i64,
     clock: Clock,
     options: StoreOptions,
-    live: ArcSwapOption<Live>,
-    up: watch::Sender<bool>,
-    /// A call saw the connection fail: look now, not at the next probe.
+    /// Who is asked for what.
+    routes: ArcSwap<Routes>,
+    /// Some primary is connected.
+    up: watched::Sender<bool>,
+    /// Grows each time the routes are replaced.
+    turns: watched::Sender<u64>,
+    /// A call saw something fail: look now, not at the next probe.
     suspect: Notify,
+    /// And not only whether the connections live, but whether they lead to the right servers.
+    looked: AtomicBool,
     newsroom: Arc<Newsroom>,
     stop: CancellationToken,
     metrics: OnceLock<Arc<Metrics>>,
-}
-
-struct Live {
-    connection: MultiplexedConnection,
-}
-
-/// What is asked of the store; it can be put twice.
-enum Question<'a> {
-    Command(&'a redis::Cmd),
-    Script(&'a ScriptInvocation<'a>),
-}
-
-impl Question<'_> {
-    async fn put<T: FromRedisValue>(&self, live: &Live) -> Result<T, RedisError> {
-        let mut connection = live.connection.clone();
-        match self {
-            Self::Command(command) => command.query_async(&mut connection).await,
-            Self::Script(invocation) => invocation.invoke_async(&mut connection).await,
-        }
-    }
 }
 
 impl std::fmt::Debug for Inner {
@@ -114,53 +115,62 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Store {
-    /// Starts connecting in the background and returns at once. `url` is `redis://host:port/db` or `redis+unix:///path`.
+    /// Starts connecting in the background and returns at once. `url` is as in `store.url`, without TLS.
     ///
     /// Needs a tokio runtime.
     ///
     /// # Errors
     /// [`StoreFault::Refused`] when the URL cannot be read.
     pub fn open(url: &str, clock: Clock, options: StoreOptions) -> Result<Self, StoreFault> {
-        let info = url.into_connection_info().map_err(StoreFault::Refused)?;
-        let database = info.redis_settings().db();
-        let client = Client::open(info).map_err(StoreFault::Refused)?;
-        let stop = CancellationToken::new();
-        let up = watch::Sender::new(false);
-        let newsroom = Newsroom::start(client.clone(), options.connect_timeout, up.subscribe(), stop.clone());
+        let unread = |sentence| StoreFault::Refused(RedisError::from((ErrorKind::InvalidClientConfig, "no store", sentence)));
+        Self::open_site(&Site::parse(url).map_err(unread)?, clock, options)
+    }
+
+    /// The same, with users, passwords and TLS as the settings have them.
+    ///
+    /// # Errors
+    /// [`StoreFault::Refused`] when TLS is not set up.
+    pub fn open_site(site: &Site, clock: Clock, options: StoreOptions) -> Result<Self, StoreFault> {
+        let surveyor = Surveyor::new(site, options).map_err(StoreFault::Refused)?;
         let inner = Arc::new(Inner {
-            client,
-            database,
+            dialer: Dialer::servers(site, options).map_err(StoreFault::Refused)?,
+            database: site.database,
             clock,
             options,
-            live: ArcSwapOption::empty(),
-            up,
+            routes: ArcSwap::default(),
+            up: watched::Sender::new(false),
+            turns: watched::Sender::new(0),
             suspect: Notify::new(),
-            newsroom,
-            stop,
+            looked: AtomicBool::new(false),
+            newsroom: Arc::default(),
+            stop: CancellationToken::new(),
             metrics: OnceLock::new(),
         });
-        tokio::spawn(watch_over(Arc::clone(&inner)));
+        news::follow(&inner);
+        tokio::spawn(watch::watch_over(Arc::clone(&inner), surveyor));
         Ok(Self { inner })
     }
 
-    /// Whether the store is connected.
+    /// Whether a primary of the store is connected. On a cluster others may be away: their rooms' calls fail.
     #[must_use]
     pub fn is_up(&self) -> bool {
         *self.inner.up.borrow()
     }
 
-    /// True while connected; changes wake.
+    /// [`Store::is_up`]; changes wake.
     #[must_use]
-    pub fn ups(&self) -> watch::Receiver<bool> {
+    pub fn ups(&self) -> watched::Receiver<bool> {
         self.inner.up.subscribe()
     }
 
     /// The room with this id.
     #[must_use]
     pub fn room(&self, id: &str) -> RoomStore {
+        let keys = Arc::new(Keys::new(id, self.inner.database));
         RoomStore {
             store: self.clone(),
-            keys: Arc::new(Keys::new(id, self.inner.database)),
+            slot: slot(keys.get(keys::Key::Room)),
+            keys,
             id: id.into(),
         }
     }
@@ -176,9 +186,29 @@ impl Store {
     /// # Errors
     /// [`StoreFault::Away`] or [`StoreFault::Unknown`] as any call. A server that forbids the questions answers with less.
     pub async fn policy(&self) -> Result<Policy, StoreFault> {
-        let maxmemory_policy = self.setting("maxmemory-policy").await?;
-        let append_only = self.setting("appendonly").await?.map(|value| value == "yes");
-        let info: Option<String> = allowed(self.ask(redis::cmd("INFO").arg("server")).await)?;
+        let nodes = self.inner.routes.load_full().nodes.clone();
+        let mut found: Option<Policy> = None;
+        for node in &nodes {
+            let policy = self.policy_of(node).await?;
+            // Of several the one that bites: any that evicts, any that forgets.
+            let worse = |before: &Policy| {
+                (policy.bites() && !before.bites()) || (policy.append_only == Some(false) && before.append_only != Some(false))
+            };
+            if found.as_ref().is_none_or(worse) {
+                found = Some(policy);
+            }
+        }
+        found.ok_or(StoreFault::Away)
+    }
+
+    async fn policy_of(&self, node: &Arc<Node>) -> Result<Policy, StoreFault> {
+        let setting = async |name: &str| {
+            let pair: Option<Vec<String>> = allowed(self.ask_node(node, redis::cmd("CONFIG").arg("GET").arg(name)).await)?;
+            Ok::<_, StoreFault>(pair.and_then(|pair| pair.into_iter().nth(1)))
+        };
+        let maxmemory_policy = setting("maxmemory-policy").await?;
+        let append_only = setting("appendonly").await?.map(|value| value == "yes");
+        let info: Option<String> = allowed(self.ask_node(node, redis::cmd("INFO").arg("server")).await)?;
         let version = info
             .iter()
             .flat_map(|text| text.lines())
@@ -195,59 +225,8 @@ impl Store {
     /// Stops the background tasks and drops the connections. Calls answer [`StoreFault::Away`] from then on.
     pub fn close(&self) {
         self.inner.stop.cancel();
-        self.inner.live.store(None);
-        self.inner.up.send_replace(false);
-    }
-
-    async fn setting(&self, name: &str) -> Result<Option<String>, StoreFault> {
-        let pair: Option<Vec<String>> = allowed(self.ask(redis::cmd("CONFIG").arg("GET").arg(name)).await)?;
-        Ok(pair.and_then(|pair| pair.into_iter().nth(1)))
-    }
-
-    /// One plain command.
-    async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
-        self.put("a plain command", &Question::Command(command)).await
-    }
-
-    /// One script, whose answer is words.
-    async fn run<T: FromRedisValue>(
-        &self,
-        name: &'static str,
-        script: &Script,
-        keys: &[&str],
-        arguments: &[Vec<u8>],
-    ) -> Result<T, StoreFault> {
-        let mut invocation = script.prepare_invoke();
-        for key in keys {
-            invocation.key(*key);
-        }
-        for argument in arguments {
-            invocation.arg(argument.as_slice());
-        }
-        self.put(name, &Question::Script(&invocation)).await
-    }
-
-    async fn put<T: FromRedisValue>(&self, name: &'static str, question: &Question<'_>) -> Result<T, StoreFault> {
-        let Some(live) = self.inner.live.load_full() else {
-            return Err(StoreFault::Away);
-        };
-        let began = Clock::instant();
-        let first = question.put(&live).await;
-        if let Some(metrics) = self.inner.metrics.get() {
-            metrics.store_called(name, began.elapsed());
-        }
-        let error = match first {
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
-        };
-        if !error.is_connection_dropped() {
-            return Err(self.fault(name, error, &live));
-        }
-        self.inner.drop_connection(&live);
-        match self.next_connection(&live).await {
-            Some(next) => question.put(&next).await.map_err(|error| self.fault(name, error, &next)),
-            None => Err(StoreFault::Unknown(error)),
-        }
+        self.inner.routes.store(Arc::default());
+        self.inner.told();
     }
 
     /// Counts calls and their time in these metrics from now on.
@@ -255,40 +234,69 @@ impl Store {
         let _before = self.inner.metrics.set(metrics);
     }
 
-    /// The connection after `broken`, if it comes soon.
-    async fn next_connection(&self, broken: &Arc<Live>) -> Option<Arc<Live>> {
-        let mut ups = self.ups();
-        let wait = SECOND_TRY.min(self.inner.options.call_timeout);
-        let next = async {
-            loop {
-                if let Some(live) = self.inner.live.load_full()
-                    && !Arc::ptr_eq(&live, broken)
-                {
-                    return Some(live);
-                }
-                ups.changed().await.ok()?;
-            }
-        };
-        tokio::time::timeout(wait, next).await.ok().flatten()
+    async fn ask_node<T: FromRedisValue>(&self, node: &Arc<Node>, command: &redis::Cmd) -> Result<T, StoreFault> {
+        match Question::command(command).put(node, false).await {
+            Ok(answer) => read("a plain command", answer),
+            Err(error) => Err(self.inner.fault(error, node, &None)),
+        }
     }
 
-    fn fault(&self, script: &'static str, error: RedisError, live: &Arc<Live>) -> StoreFault {
-        match error.kind() {
-            // This server is no longer, or not yet, the one to ask.
-            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown) => {
-                self.inner.drop_connection(live);
-                StoreFault::Refused(error)
+    /// One question about what is in `slot`, to whoever has it: to those it sends us to as well, and again where that is safe.
+    async fn put<T: FromRedisValue>(&self, name: &'static str, slot: u16, question: &Question) -> Result<T, StoreFault> {
+        let began = Clock::instant();
+        let answer = self.put_to_all(slot, question).await;
+        if let Some(metrics) = self.inner.metrics.get()
+            && !matches!(answer, Err(StoreFault::Away))
+        {
+            metrics.store_called(name, began.elapsed());
+        }
+        read(name, answer?)
+    }
+
+    async fn put_to_all(&self, slot: u16, question: &Question) -> Result<Value, StoreFault> {
+        let inner = &self.inner;
+        let mut node = inner.routes.load().find(slot).cloned().ok_or(StoreFault::Away)?;
+        let mut asking = false;
+        // An earlier try may have done it: whatever the last one says, that is not certain any more.
+        let mut doubt = None;
+        for tries in 1.. {
+            let error = match question.put(&node, asking).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let verdict = judge(&error, &node.host);
+            if tries == TRIES || (doubt.is_some() && verdict == Verdict::Broken) {
+                return Err(inner.fault(error, &node, &doubt));
             }
-            ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::AuthenticationFailed => StoreFault::Refused(error),
-            ErrorKind::UnexpectedReturnType => StoreFault::Nonsense {
-                script,
-                answer: error.to_string().chars().take(200).collect(),
-            },
-            _ => {
-                self.inner.suspect.notify_one();
-                StoreFault::Unknown(error)
+            let next = match &verdict {
+                Verdict::Elsewhere { host, asking: ask } => {
+                    inner.look();
+                    asking = *ask;
+                    inner.next(|routes| routes.node(host)).await
+                }
+                Verdict::Again => {
+                    tokio::time::sleep(SHORTLY).await;
+                    Some(Arc::clone(&node))
+                }
+                Verdict::Broken => {
+                    inner.leave(&node);
+                    asking = false;
+                    let broken = Arc::clone(&node);
+                    inner
+                        .next(|routes| routes.find(slot).filter(|next| !Arc::ptr_eq(next, &broken)))
+                        .await
+                }
+                _ => None,
+            };
+            let Some(next) = next else {
+                return Err(inner.fault(error, &node, &doubt));
+            };
+            node = next;
+            if verdict == Verdict::Broken {
+                doubt = Some(error);
             }
         }
+        Err(StoreFault::Away)
     }
 }
 
@@ -305,6 +313,18 @@ impl RoomStore {
         &self.keys
     }
 
+    /// One script, whose answer is words.
+    async fn put_script<T: FromRedisValue>(&self, verb: &scripts::Verb, arguments: &[Vec<u8>]) -> Result<T, StoreFault> {
+        let keys: Vec<&str> = verb.keys.iter().map(|key| self.keys.get(*key)).collect();
+        let question = Question::script(verb.script(), verb.text, &keys, arguments);
+        self.store.put(verb.name, self.slot, &question).await
+    }
+
+    /// One plain command about the room.
+    async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreFault> {
+        self.store.put("a plain command", self.slot, &Question::command(command)).await
+    }
+
     /// What scripts get for their `now`.
     fn now(&self) -> u64 {
         self.store.inner.clock.store_now()
@@ -312,83 +332,59 @@ impl RoomStore {
 }
 
 impl Inner {
-    fn drop_connection(&self, live: &Arc<Live>) {
-        if self.live.load().as_ref().is_some_and(|current| Arc::ptr_eq(current, live)) {
-            self.live.store(None);
-            self.up.send_replace(false);
-        }
+    /// Looks soon who the primaries are.
+    fn look(&self) {
+        self.looked.store(true, Ordering::Relaxed);
         self.suspect.notify_one();
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.options.connect_timeout))
-            .set_response_timeout(Some(self.options.call_timeout));
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        probe(&mut connection).await?;
-        Ok(connection)
+    /// Leaves this connection, and looks soon for another.
+    fn leave(&self, node: &Arc<Node>) {
+        self.turn(|routes| routes.without(node));
+        self.suspect.notify_one();
     }
-}
 
-async fn probe(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    redis::cmd("PING").query_async::<String>(connection).await.map(drop)
-}
-
-/// Connects, watches the connection, and connects again, until the store is closed.
-async fn watch_over(inner: Arc<Inner>) {
-    let mut failures = 0;
-    let mut told = false;
-    while !inner.stop.is_cancelled() {
-        match inner.connect().await {
-            Ok(connection) => {
-                failures = 0;
-                if told {
-                    tracing::info!("the store is back");
+    /// Whom `find` finds, if it finds anybody soon.
+    async fn next(&self, find: impl Fn(&Routes) -> Option<&Arc<Node>>) -> Option<Arc<Node>> {
+        let mut turns = self.turns.subscribe();
+        let next = async {
+            loop {
+                if let Some(node) = find(&self.routes.load()) {
+                    return Some(Arc::clone(node));
                 }
-                told = false;
-                let live = Arc::new(Live { connection });
-                inner.live.store(Some(Arc::clone(&live)));
-                inner.up.send_replace(true);
-                tokio::select! {
-                    () = inner.stop.cancelled() => {}
-                    () = until_broken(&inner, &live) => {}
-                }
-                inner.live.store(None);
-                inner.up.send_replace(false);
+                turns.changed().await.ok()?;
             }
-            Err(error) => {
-                if !told {
-                    tracing::warn!(%error, "the store cannot be reached; trying until it can");
-                }
-                told = true;
-                tokio::select! {
-                    () = inner.stop.cancelled() => {}
-                    () = tokio::time::sleep(back_off(failures)) => {}
-                }
-                failures += 1;
+        };
+        let wait = SECOND_TRY.min(self.options.call_timeout);
+        tokio::time::timeout(wait, next).await.ok().flatten()
+    }
+
+    /// What is told of `error`, which `node` gave; and what it means for `node`. With a doubt nothing is certain.
+    fn fault(&self, error: RedisError, node: &Arc<Node>, doubt: &Option<RedisError>) -> StoreFault {
+        let verdict = judge(&error, &node.host);
+        match verdict {
+            Verdict::Deposed => {
+                self.leave(node);
+                self.look();
             }
+            Verdict::Doubtful => self.look(),
+            Verdict::Broken => self.leave(node),
+            Verdict::Unknown => self.suspect.notify_one(),
+            Verdict::Elsewhere { .. } | Verdict::Again | Verdict::Refused => {}
         }
+        if doubt.is_some() || matches!(verdict, Verdict::Broken | Verdict::Unknown) {
+            return StoreFault::Unknown(error);
+        }
+        StoreFault::Refused(error)
     }
 }
 
-async fn until_broken(inner: &Inner, live: &Arc<Live>) {
-    let mut connection = live.connection.clone();
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(PROBE) => {}
-            () = inner.suspect.notified() => {}
-        }
-        let current = inner.live.load().as_ref().is_some_and(|current| Arc::ptr_eq(current, live));
-        if !current || probe(&mut connection).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// How long to wait after so many failures: doubling, and jittered so that a fleet does not come back in step.
-fn back_off(failures: u32) -> Duration {
-    let longest = BACK_OFF.0.saturating_mul(1 << failures.min(10)).min(BACK_OFF.1);
-    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+/// An answer as what it should be.
+fn read<T: FromRedisValue>(script: &'static str, answer: Value) -> Result<T, StoreFault> {
+    redis::from_redis_value(answer).map_err(|error| StoreFault::Nonsense {
+        script,
+        answer: error.to_string().chars().take(200).collect(),
+    })
 }
 
 /// A server that forbids a question has no answer to it; that is not a fault.

@@ -1,20 +1,27 @@
 //! The rooms' news: one subscriber connection for all rooms, rebuilt for ever.
 //!
+//! It leads to a primary; a cluster passes on what is published at any other. When the primary changes, so does the connection.
+//!
 //! News is only ever a hint that makes things quicker: whatever it says can be read from the store. So nothing is kept for a slow listener;
 //! it is told [`News::Subscribed`] ("read everything again") in place of what it missed, as after each new subscription. A subscription can be
-//! dead though its connection looks alive, so silence counts as failure: every room that is ticked says something once a second.
+//! dead though its connection looks alive, so silence counts as failure: every room that is ticked says something once a second. On a cluster, where
+//! each room is heard by way of its own primary, that holds for each room whose primary is connected.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use redis::Client;
-use tokio::sync::{Notify, mpsc, watch};
-use tokio_util::sync::CancellationToken;
+use redis::RedisError;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
-use crate::store::back_off;
+use crate::config::Host;
+use crate::store::Inner;
+use crate::store::dial::limited;
+use crate::store::routes::{Routes, slot};
 use crate::store::scripts::{Epoch, Place};
+use crate::store::watch::back_off;
 
 /// What a listener may leave unread.
 const UNREAD: usize = 1024;
@@ -81,10 +88,12 @@ impl Listener {
 #[derive(Default)]
 struct Channel {
     listeners: Vec<Listener>,
-    subscribed: bool,
+    /// When something was heard on it last; none: it is not subscribed.
+    heard: Option<Instant>,
 }
 
 /// Who listens to what.
+#[derive(Default)]
 pub(super) struct Newsroom {
     channels: Mutex<HashMap<String, Channel>>,
     /// A channel was added.
@@ -92,27 +101,12 @@ pub(super) struct Newsroom {
 }
 
 impl Newsroom {
-    pub(super) fn start(client: Client, limit: Duration, up: watch::Receiver<bool>, stop: CancellationToken) -> Arc<Self> {
-        let newsroom = Arc::new(Self {
-            channels: Mutex::default(),
-            wanted: Notify::new(),
-        });
-        let task = Arc::clone(&newsroom);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = task.follow(&client, limit, up) => {}
-            }
-        });
-        newsroom
-    }
-
     pub(super) fn listen(&self, channel: &str) -> mpsc::Receiver<News> {
         let (to, from) = mpsc::channel(UNREAD);
         self.with(|channels| {
             let channel = channels.entry(channel.to_owned()).or_default();
             let mut listener = Listener { to, missed: false };
-            if channel.subscribed {
+            if channel.heard.is_some() {
                 listener.tell(News::Subscribed);
             }
             channel.listeners.push(listener);
@@ -128,6 +122,7 @@ impl Newsroom {
     fn tell(&self, channel: &str, news: &News) {
         self.with(|channels| {
             if let Some(channel) = channels.get_mut(channel) {
+                channel.heard = Some(Instant::now());
                 channel.listeners.retain_mut(|listener| listener.tell(news.clone()));
             }
         });
@@ -144,59 +139,57 @@ impl Newsroom {
         });
     }
 
-    async fn follow(&self, client: &Client, limit: Duration, mut up: watch::Receiver<bool>) {
+    async fn follow(&self, inner: &Inner) {
+        let mut up = inner.up.subscribe();
         let mut failures = 0;
         loop {
-            // The other connection tells when there is somebody to subscribe to.
+            // The other task tells when there is somebody to subscribe to.
             if up.wait_for(|up| *up).await.is_err() {
                 return;
             }
-            match self.subscribed(client, limit, &up).await {
+            match self.subscribed(inner).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     tracing::debug!(%error, "the subscription to the rooms' news ended");
                     failures += 1;
                 }
             }
-            self.with(|channels| channels.values_mut().for_each(|channel| channel.subscribed = false));
+            self.with(|channels| channels.values_mut().for_each(|channel| channel.heard = None));
             tokio::time::sleep(back_off(failures)).await;
         }
     }
 
-    /// One subscriber connection, until it breaks or falls silent.
-    async fn subscribed(&self, client: &Client, limit: Duration, up: &watch::Receiver<bool>) -> Result<(), redis::RedisError> {
-        let timeout = |_| redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        let connection = tokio::time::timeout(limit, client.get_async_pubsub()).await.map_err(timeout)??;
-        let (mut sink, mut stream) = connection.split();
-        let mut last_heard = tokio::time::Instant::now();
+    /// One subscriber connection, until it breaks, falls silent, or leads to the wrong server.
+    async fn subscribed(&self, inner: &Inner) -> Result<(), RedisError> {
+        let limit = inner.options.connect_timeout;
+        let mut turns = inner.turns.subscribe();
+        let Some(host) = anybody(&inner.routes.load()) else { return Ok(()) };
+        let (mut sink, mut stream) = inner.dialer.subscriber(&host).await?.split();
         let mut retry = tokio::time::interval(RETRY);
         self.wanted.notify_one();
         loop {
             tokio::select! {
                 () = self.wanted.notified() => {
                     for channel in self.unsubscribed() {
-                        tokio::time::timeout(limit, sink.subscribe(&channel)).await.map_err(timeout)??;
-                        self.with(|channels| {
-                            if let Some(channel) = channels.get_mut(&channel) {
-                                channel.subscribed = true;
-                            }
-                        });
+                        limited(limit, sink.subscribe(&channel)).await?;
                         self.tell(&channel, &News::Subscribed);
-                        last_heard = tokio::time::Instant::now();
                     }
                 }
                 message = stream.next() => {
                     let Some(message) = message else { return Ok(()) };
-                    last_heard = tokio::time::Instant::now();
                     match std::str::from_utf8(message.get_payload_bytes()).ok().and_then(News::parse) {
                         Some(news) => self.tell(message.get_channel_name(), &news),
                         None => tracing::warn!(channel = message.get_channel_name(), "news that cannot be read"),
                     }
                 }
+                turned = turns.changed() => {
+                    if turned.is_err() || !leads_on(&host, &inner.routes.load()) {
+                        return Ok(());
+                    }
+                }
                 _ = retry.tick() => {
                     self.tell_missed();
-                    let silent = last_heard.elapsed() > SILENCE && !self.with(|channels| channels.is_empty());
-                    if silent && *up.borrow() {
+                    if self.is_silent(&inner.routes.load()) {
                         tracing::debug!("the rooms' news fell silent; subscribing again");
                         return Ok(());
                     }
@@ -205,12 +198,46 @@ impl Newsroom {
         }
     }
 
+    fn is_silent(&self, routes: &Routes) -> bool {
+        let quiet = |channel: &Channel| channel.heard.is_some_and(|heard| heard.elapsed() > SILENCE);
+        self.with(|channels| match routes.nodes.len() {
+            0 => false,
+            1 => !channels.is_empty() && channels.values().all(quiet),
+            _ => channels
+                .iter()
+                .any(|(name, channel)| quiet(channel) && routes.find(slot(name)).is_some()),
+        })
+    }
+
     fn unsubscribed(&self) -> Vec<String> {
         self.with(|channels| {
-            let waiting = channels.iter().filter(|(_, channel)| !channel.subscribed);
+            let waiting = channels.iter().filter(|(_, channel)| channel.heard.is_none());
             waiting.map(|(name, _)| name.clone()).collect()
         })
     }
+}
+
+/// A connected server: its name only, for whoever keeps the connection keeps it open.
+fn anybody(routes: &Routes) -> Option<Host> {
+    let any = fastrand::usize(..routes.nodes.len().max(1));
+    routes.nodes.get(any).map(|node| node.host.clone())
+}
+
+/// Whether this is still a server to be subscribed at: it has a part of the store, and is not the only one that cannot be reached.
+fn leads_on(host: &Host, routes: &Routes) -> bool {
+    let has_part = routes.parts.iter().any(|part| part.host == *host);
+    has_part && (routes.node(host).is_some() || routes.nodes.is_empty())
+}
+
+/// Follows the news until the store is closed.
+pub(super) fn follow(inner: &Arc<Inner>) {
+    let inner = Arc::clone(inner);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = inner.stop.cancelled() => {}
+            () = inner.newsroom.follow(&inner) => {}
+        }
+    });
 }
 
 #[cfg(test)]

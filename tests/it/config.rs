@@ -46,6 +46,11 @@ fn every_documented_key_is_one_that_is_read() {
         "cookie",
         "algorithm",
         "key_file",
+        "user",
+        "password_file",
+        "sentinel_user",
+        "sentinel_password_file",
+        "name",
     ];
     let uncommented: String = DEFAULTS
         .lines()

@@ -160,7 +160,7 @@ impl RoomStore {
     /// Any [`StoreFault`].
     pub async fn reservation(&self, id: &str) -> Result<Option<Reservation>, StoreFault> {
         let key = self.keys.get(Key::Reservations);
-        let kept: Option<Vec<u8>> = self.store.ask(redis::cmd("HGET").arg(key).arg(id)).await?;
+        let kept: Option<Vec<u8>> = self.ask(redis::cmd("HGET").arg(key).arg(id)).await?;
         let Some(kept) = kept else { return Ok(None) };
         let nonsense = || StoreFault::Nonsense {
             script: "a plain command",

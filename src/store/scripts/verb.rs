@@ -38,7 +38,7 @@ impl Verb {
         }
     }
 
-    fn script(&self) -> &Script {
+    pub(in crate::store) fn script(&self) -> &Script {
         &self.script.get_or_init(|| Hashed(Script::new(self.text))).0
     }
 }
@@ -79,8 +79,7 @@ impl RoomStore {
     }
 
     pub(super) async fn run(&self, verb: &'static Verb, arguments: Arguments) -> Result<Words, StoreFault> {
-        let keys: Vec<&str> = verb.keys.iter().map(|key| self.keys.get(*key)).collect();
-        let words: Vec<Word> = self.store.run(verb.name, verb.script(), &keys, &arguments.0).await?;
+        let words: Vec<Word> = self.put_script(verb, &arguments.0).await?;
         Ok(Words {
             script: verb.name,
             words: words.into_iter(),

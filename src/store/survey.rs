@@ -1,0 +1,248 @@
+//! Finds out who the primaries are.
+//!
+//! The crate has clients for sentinels and clusters. They are not used: the one asks sentinels without a time limit and believes the first, the
+//! other repeats calls by itself, so that nobody knows whether one was done. What is left of the work is small.
+//!
+//! **Sentinels** are asked all at once, until more than half have answered; the answer of the latest failover (the highest `config-epoch`) is
+//! taken. A minority that is cut off, and still names the primary of before, is not believed against what a majority has said.
+//!
+//! **Cluster nodes**: all connected ones are asked; the answer of one that says the cluster is well goes before others, and then the latest
+//! (the highest `current_epoch`). If none says so, one node that is not connected is asked too, another one each time.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, RedisError, Value};
+
+use super::StoreOptions;
+use super::dial::{Dialer, Link, limited};
+use super::routes::{Part, Routes, SLOTS};
+use crate::config::{Host, Kind, Site};
+
+/// Nodes of a cluster that are remembered at most.
+const MAX_KNOWN: usize = 1024;
+
+/// Who is asked who the primaries are.
+pub(super) enum Surveyor {
+    One(Host),
+    Sentinels(Sentinels),
+    Cluster(Known),
+}
+
+/// The sentinels of one primary.
+pub(super) struct Sentinels {
+    name: String,
+    dialer: Dialer,
+    limit: Duration,
+    all: Vec<(Host, Option<Link>)>,
+    /// The failover of which a majority told last.
+    epoch: u64,
+}
+
+/// The nodes of a cluster.
+pub(super) struct Known {
+    hosts: Vec<Host>,
+    seeds: Vec<Host>,
+    next: usize,
+    limit: Duration,
+}
+
+impl Surveyor {
+    pub(super) fn new(site: &Site, options: StoreOptions) -> Result<Self, RedisError> {
+        let limit = options.connect_timeout;
+        let nobody = || RedisError::from((ErrorKind::InvalidClientConfig, "a store without a host"));
+        Ok(match &site.kind {
+            Kind::One => Self::One(site.hosts.first().cloned().ok_or_else(nobody)?),
+            Kind::Sentinel { name } => Self::Sentinels(Sentinels {
+                name: name.clone(),
+                dialer: Dialer::sentinels(site, options)?,
+                limit,
+                all: site.hosts.iter().map(|host| (host.clone(), None)).collect(),
+                epoch: 0,
+            }),
+            Kind::Cluster => Self::Cluster(Known {
+                hosts: site.hosts.clone(),
+                seeds: site.hosts.clone(),
+                next: fastrand::usize(..site.hosts.len().max(1)),
+                limit,
+            }),
+        })
+    }
+
+    /// Whether primaries change without a connection breaking.
+    pub(super) fn is_movable(&self) -> bool {
+        !matches!(self, Self::One(_))
+    }
+
+    /// Who has what now.
+    pub(super) async fn survey(&mut self, servers: &Dialer, routes: &Routes) -> Result<Vec<Part>, RedisError> {
+        match self {
+            Self::One(host) => Ok(vec![Part::whole(host.clone())]),
+            Self::Sentinels(sentinels) => sentinels.ask().await.map(|host| vec![Part::whole(host)]),
+            Self::Cluster(known) => known.ask(servers, routes).await,
+        }
+    }
+}
+
+impl Sentinels {
+    async fn ask(&mut self) -> Result<Host, RedisError> {
+        let count = self.all.len();
+        let asked = std::mem::take(&mut self.all);
+        let hosts: Vec<_> = asked.iter().map(|(host, _)| host.clone()).collect();
+        let this = &*self;
+        let mut asking: FuturesUnordered<_> = asked.into_iter().map(|(host, link)| this.ask_one(host, link)).collect();
+        let (mut answers, mut all, mut last_error) = (Vec::new(), Vec::new(), None);
+        while let Some((host, answer)) = asking.next().await {
+            match answer {
+                Ok((link, primary, epoch)) => {
+                    all.push((host, Some(link)));
+                    answers.push((epoch, primary));
+                }
+                Err(error) => {
+                    all.push((host, None));
+                    last_error = Some(error);
+                }
+            }
+            if answers.len() * 2 > count {
+                break;
+            }
+        }
+        drop(asking);
+        // Those that were slower are asked on a new connection next time; the order stays as it was written.
+        self.all = hosts
+            .into_iter()
+            .map(|host| {
+                let link = all.iter_mut().find(|(other, _)| *other == host).and_then(|(_, link)| link.take());
+                (host, link)
+            })
+            .collect();
+        let majority = answers.len() * 2 > count;
+        match answers.into_iter().max_by_key(|(epoch, _)| *epoch) {
+            Some((epoch, primary)) if majority || epoch >= self.epoch => {
+                self.epoch = epoch;
+                Ok(primary)
+            }
+            Some(_) => Err(RedisError::from((
+                ErrorKind::Client,
+                "only sentinels that missed a failover can be reached",
+            ))),
+            None => Err(last_error.unwrap_or_else(|| RedisError::from((ErrorKind::Client, "no sentinel can be reached")))),
+        }
+    }
+
+    async fn ask_one(&self, host: Host, link: Option<Link>) -> (Host, Result<(Link, Host, u64), RedisError>) {
+        let answer = async {
+            let link = match link {
+                Some(link) => link,
+                None => self.dialer.link(&host).await?,
+            };
+            let mut command = redis::cmd("SENTINEL");
+            command.arg("MASTER").arg(&self.name);
+            let said: HashMap<String, String> = limited(self.limit, command.query_async(&mut link.connection())).await?;
+            let field = |name: &str| said.get(name).map(String::as_str).unwrap_or_default();
+            let address = field("port").parse().ok().filter(|_| !field("ip").is_empty());
+            let port: u16 = address.ok_or_else(|| RedisError::from((ErrorKind::Client, "a sentinel names no address")))?;
+            let primary = Host::Tcp(field("ip").to_owned(), port);
+            Ok((link, primary, field("config-epoch").parse().unwrap_or(0)))
+        };
+        let answer = answer.await;
+        (host, answer)
+    }
+}
+
+/// What one node says.
+struct View {
+    well: bool,
+    epoch: u64,
+    parts: Vec<Part>,
+    /// Replicas among them: they may be primaries one day.
+    hosts: Vec<Host>,
+}
+
+impl Known {
+    async fn ask(&mut self, servers: &Dialer, routes: &Routes) -> Result<Vec<Part>, RedisError> {
+        let limit = self.limit;
+        let connected = routes
+            .nodes
+            .iter()
+            .map(async |node| limited(limit, view(node.connection(), &node.host)).await);
+        let mut views: Vec<View> = join_all(connected).await.into_iter().filter_map(Result::ok).collect();
+        let mut last_error = None;
+        if !views.iter().any(|view| view.well) {
+            let others: Vec<Host> = self.hosts.iter().filter(|host| routes.node(host).is_none()).cloned().collect();
+            for _ in 0..others.len() {
+                let host = &others[self.next % others.len()];
+                self.next = self.next.wrapping_add(1);
+                let seen = async {
+                    let link = servers.link(host).await?;
+                    view(link.connection(), host).await
+                };
+                match limited(limit, seen).await {
+                    Ok(view) => views.push(view),
+                    Err(error) => last_error = Some(error),
+                }
+                // One is enough, as long as there is one.
+                if !views.is_empty() {
+                    break;
+                }
+            }
+        }
+        let best = views.into_iter().max_by_key(|view| (view.well, view.epoch));
+        let Some(best) = best else {
+            return Err(last_error.unwrap_or_else(|| RedisError::from((ErrorKind::Client, "no node of the cluster can be reached"))));
+        };
+        self.hosts.clone_from(&self.seeds);
+        let new = best.hosts.into_iter().filter(|host| !self.seeds.contains(host));
+        self.hosts.extend(new.take(MAX_KNOWN));
+        Ok(best.parts)
+    }
+}
+
+async fn view(mut connection: MultiplexedConnection, from: &Host) -> Result<View, RedisError> {
+    let mut both = redis::pipe();
+    both.cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
+    let (info, slots): (String, Value) = both.query_async(&mut connection).await?;
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let mut view = View {
+        well: field("cluster_state") == Some("ok"),
+        epoch: field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0),
+        parts: Vec::new(),
+        hosts: Vec::new(),
+    };
+    let ranges: Vec<Vec<Value>> = redis::from_redis_value(slots)?;
+    for range in ranges {
+        let mut range = range.into_iter();
+        let (Some(first), Some(last)) = (range.next(), range.next()) else {
+            continue;
+        };
+        let (first, last): (u16, u16) = (redis::from_redis_value(first)?, redis::from_redis_value(last)?);
+        let hosts: Vec<Host> = range.filter_map(|node| host(node, from)).collect();
+        if let Some(primary) = hosts.first()
+            && last < SLOTS
+        {
+            let slots = first..=last;
+            view.parts.push(Part {
+                slots,
+                host: primary.clone(),
+            });
+        }
+        view.hosts
+            .extend(hosts.into_iter().filter(|host| !view.hosts.contains(host)).collect::<Vec<_>>());
+    }
+    if view.parts.is_empty() {
+        return Err(RedisError::from((ErrorKind::Client, "the cluster has given its slots to nobody")));
+    }
+    Ok(view)
+}
+
+/// A node as `CLUSTER SLOTS` writes it. One that does not know its own name is the one that was asked.
+fn host(node: Value, from: &Host) -> Option<Host> {
+    let mut words = redis::from_redis_value::<Vec<Value>>(node).ok()?.into_iter();
+    let name: Option<String> = redis::from_redis_value(words.next()?).ok()?;
+    let port: u16 = redis::from_redis_value(words.next()?).ok()?;
+    super::question::host(&format!("{}:{port}", name.unwrap_or_default()), from)
+}
