@@ -14,6 +14,7 @@ mod frames;
 mod gateway;
 mod harness;
 mod house;
+mod kinds;
 mod model;
 mod ops;
 mod papers;

@@ -1,0 +1,155 @@
+//! A primary, a replica and three sentinels: the primary dies, or falls silent, and people go on joining on the other.
+
+use super::one::papers;
+use super::process::{Process, RULES, port, users};
+use super::{Crowd, FAILOVER, open};
+use crate::harness::within;
+use crate::papers::Papers;
+use waitgate::store::{News, Store};
+
+struct Trio {
+    papers: Papers,
+    secured: bool,
+    servers: [Process; 2],
+    sentinels: Vec<Process>,
+}
+
+impl Trio {
+    async fn start(secured: bool) -> Self {
+        let papers = papers();
+        std::fs::write(papers.path("sentinel.password"), "watch\n").unwrap();
+        let tls = secured.then_some(&papers);
+        let (one, other) = (port(), port());
+        let common = users(RULES) + "masteruser admin\nmasterauth admin\n";
+        let servers = [
+            Process::start(one, &common, tls).await,
+            Process::start(other, &format!("{common}replicaof 127.0.0.1 {one}\n"), tls).await,
+        ];
+        let watching = format!(
+            "user default off\nuser admin on >admin ~* &* +@all\nuser waitgate on >watch -@all +sentinel|master\n\
+             sentinel sentinel-user admin\nsentinel sentinel-pass admin\nsentinel monitor shop 127.0.0.1 {one} 2\n\
+             sentinel auth-user shop admin\nsentinel auth-pass shop admin\n\
+             sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 4000\n"
+        );
+        let mut sentinels = Vec::new();
+        for _ in 0..3 {
+            sentinels.push(Process::start_sentinel(port(), &watching, tls).await);
+        }
+        within("the sentinels know each other and the replica", async || {
+            for sentinel in &sentinels {
+                let master = sentinel.cli(&["SENTINEL", "MASTER", "shop"]).await;
+                let field = |name: &str| master.lines().skip_while(|line| *line != name).nth(1).map(str::to_owned);
+                let known = (field("num-other-sentinels"), field("num-slaves"), field("flags"));
+                if known != (Some("2".into()), Some("1".into()), Some("master".into())) {
+                    return false;
+                }
+            }
+            servers[1].cli(&["INFO", "replication"]).await.contains("master_link_status:up")
+        })
+        .await;
+        Self {
+            papers,
+            secured,
+            servers,
+            sentinels,
+        }
+    }
+
+    async fn store(&self) -> Store {
+        let hosts: Vec<_> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| format!("127.0.0.1:{}", sentinel.port))
+            .collect();
+        let (scheme, tls) = match self.secured {
+            true => ("rediss+sentinel", "tls = { roots = \"redis.pem\" }\n"),
+            false => ("redis+sentinel", ""),
+        };
+        let settings = format!(
+            "[store]\nurl = \"{scheme}://{}/shop\"\nuser = \"waitgate\"\npassword_file = \"store.password\"\n\
+             sentinel_user = \"waitgate\"\nsentinel_password_file = \"sentinel.password\"\n{tls}",
+            hosts.join(",")
+        );
+        open(self.papers.folder.path(), &settings).await
+    }
+
+    fn log(&self) -> String {
+        self.sentinels[0].log()
+    }
+}
+
+/// Waits until the replica has everything, so that nothing but the failover is seen.
+async fn replicated(primary: &Process) {
+    within("the replica has everything", async || {
+        primary.cli(&["WAIT", "1", "1000"]).await.trim() == "1"
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_tls_and_users_a_killed_primary_is_replaced_and_everybody_keeps_their_place() {
+    let mut trio = Trio::start(true).await;
+    let store = trio.store().await;
+    let mut crowd = Crowd::new(&store, "42").await;
+    let mut news = store.listen("42");
+    assert_eq!(news.recv().await, Some(News::Subscribed));
+    crowd.join_many(20).await;
+    replicated(&trio.servers[0]).await;
+
+    trio.servers[0].kill().await;
+    crowd.join_many(20).await;
+    println!("kill -9 of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
+    assert!(crowd.longest_wait < FAILOVER, "{}", trio.log());
+    assert!(trio.servers[1].cli(&["ROLE"]).await.starts_with("master"));
+    crowd.check().await;
+    assert_eq!(
+        tokio::time::timeout(FAILOVER, news.recv()).await.unwrap(),
+        Some(News::Subscribed),
+        "at the new primary"
+    );
+    crowd.room.tune("ann", "1", &Default::default()).await.unwrap();
+    assert_eq!(tokio::time::timeout(FAILOVER, news.recv()).await.unwrap(), Some(News::Changed));
+    // The first sentinel of the list dies too: the others are enough.
+    trio.sentinels[0].kill().await;
+    crowd.join_many(5).await;
+    crowd.check().await;
+}
+
+/// CASE 97: stuck for ever on a server that had become a replica.
+#[tokio::test]
+async fn a_silent_primary_is_replaced_and_not_believed_when_it_speaks_again() {
+    let trio = Trio::start(false).await;
+    let store = trio.store().await;
+    let mut crowd = Crowd::new(&store, "42").await;
+    crowd.join_many(20).await;
+    replicated(&trio.servers[0]).await;
+
+    trio.servers[0].signal("STOP").await;
+    crowd.join_many(20).await;
+    println!("SIGSTOP of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
+    assert!(crowd.longest_wait < FAILOVER, "{}", trio.log());
+    trio.servers[0].signal("CONT").await;
+    within("the old primary is a replica", async || {
+        crowd.room.show().await.is_ok() && trio.servers[0].cli(&["ROLE"]).await.starts_with("slave")
+    })
+    .await;
+    crowd.join_many(20).await;
+    crowd.check().await;
+
+    // And back again, as an operator would.
+    within("both are well", async || {
+        trio.sentinels[0].cli(&["SENTINEL", "FAILOVER", "shop"]).await.contains("OK")
+    })
+    .await;
+    within("the first is the primary again", async || {
+        trio.servers[0].cli(&["ROLE"]).await.starts_with("master")
+    })
+    .await;
+    crowd.longest_wait = std::time::Duration::ZERO;
+    crowd.join_many(20).await;
+    within("the gateway is there too", async || {
+        crowd.room.show().await.is_ok() && trio.servers[0].cli(&["CLIENT", "LIST"]).await.contains("cmd=evalsha")
+    })
+    .await;
+    crowd.check().await;
+}
