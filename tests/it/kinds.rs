@@ -6,7 +6,7 @@ mod one;
 mod process;
 mod sentinel;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use waitgate::clock::Clock;
 use waitgate::config;
@@ -42,7 +42,7 @@ struct Crowd {
 impl Crowd {
     async fn new(store: &Store, id: &str) -> Self {
         let room = store.room(id);
-        let began = Instant::now();
+        let began = Clock::instant();
         while let Err(fault) = room.seed(&seed(0)).await {
             assert!(began.elapsed() < FAILOVER, "{id} is seeded in time: {fault}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -57,7 +57,7 @@ impl Crowd {
     /// One more; how often it had to ask.
     async fn join(&mut self) -> u32 {
         let ticket = format!("{}-{}", self.room.id(), self.places.len());
-        let began = Instant::now();
+        let began = Clock::instant();
         for asked in 1.. {
             match self.ask(&ticket, 0).await {
                 Ok(Standing::Waiting { place, .. }) => {

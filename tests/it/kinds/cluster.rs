@@ -1,12 +1,13 @@
 //! A cluster of three primaries: two rooms on two of them, a slot that moves while people join, and failovers.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::one::papers;
 use super::process::{Process, RULES, port, users};
 use super::{Crowd, FAILOVER, open};
 use crate::harness::within;
 use crate::papers::Papers;
+use waitgate::clock::Clock;
 use waitgate::store::scripts::Tuning;
 use waitgate::store::{News, Store};
 
@@ -120,13 +121,13 @@ impl Cluster {
     async fn fail_over_to(&self, node: usize, id: &str) {
         for _ in 0..3 {
             let said = self.nodes[node].cli(&["CLUSTER", "FAILOVER"]).await;
-            let deadline = Instant::now() + Duration::from_secs(6);
-            while Instant::now() < deadline {
+            let deadline = Clock::instant() + Duration::from_secs(6);
+            while Clock::instant() < deadline {
                 if self.owner(id).await == node {
                     return;
                 }
             }
-            println!("no failover although {said}: {}", self.nodes[node].log());
+            eprintln!("no failover although {said}: {}", self.nodes[node].log());
         }
         panic!("the replica takes over");
     }
@@ -194,7 +195,7 @@ async fn rooms_live_on_their_own_primaries_and_outlive_them() {
 
     cluster.nodes[0].kill().await;
     let ((), ()) = tokio::join!(ones.join_many(10), others.join_many(50));
-    println!(
+    eprintln!(
         "kill -9 of a primary of the cluster: {:?} without an answer in its room, {:?} in another",
         ones.longest_wait, others.longest_wait
     );
@@ -255,7 +256,7 @@ async fn a_slot_may_move_while_people_join() {
         }
     }
     crowd.join_many(10).await;
-    println!("a slot moved: {:?} without an answer", crowd.longest_wait);
+    eprintln!("a slot moved: {:?} without an answer", crowd.longest_wait);
     assert!(crowd.longest_wait < Duration::from_secs(2), "{:?}", crowd.longest_wait);
     assert_eq!(cluster.owner(&id).await, 1);
     crowd.check().await;

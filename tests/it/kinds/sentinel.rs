@@ -98,7 +98,7 @@ async fn with_tls_and_users_a_killed_primary_is_replaced_and_everybody_keeps_the
 
     trio.servers[0].kill().await;
     crowd.join_many(20).await;
-    println!("kill -9 of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
+    eprintln!("kill -9 of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
     assert!(crowd.longest_wait < FAILOVER, "{}", trio.log());
     assert!(trio.servers[1].cli(&["ROLE"]).await.starts_with("master"));
     crowd.check().await;
@@ -126,7 +126,7 @@ async fn a_silent_primary_is_replaced_and_not_believed_when_it_speaks_again() {
 
     trio.servers[0].signal("STOP").await;
     crowd.join_many(20).await;
-    println!("SIGSTOP of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
+    eprintln!("SIGSTOP of the primary under sentinels: {:?} without an answer", crowd.longest_wait);
     assert!(crowd.longest_wait < FAILOVER, "{}", trio.log());
     trio.servers[0].signal("CONT").await;
     within("the old primary is a replica", async || {
