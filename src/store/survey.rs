@@ -120,13 +120,13 @@ impl Sentinels {
                 (host, link)
             })
             .collect();
-        let majority = answers.len() * 2 > count;
-        match answers.into_iter().max_by_key(|(epoch, _)| *epoch) {
-            Some((epoch, primary)) if majority || epoch >= self.epoch => {
+        let heard = !answers.is_empty();
+        match chosen(answers, count, self.epoch) {
+            Some((epoch, primary)) => {
                 self.epoch = epoch;
                 Ok(primary)
             }
-            Some(_) => Err(RedisError::from((
+            None if heard => Err(RedisError::from((
                 ErrorKind::Client,
                 "only sentinels that missed a failover can be reached",
             ))),
@@ -152,6 +152,13 @@ impl Sentinels {
         let answer = answer.await;
         (host, answer)
     }
+}
+
+/// The answer of the latest failover; of a minority only if it knows what was known before.
+fn chosen(answers: Vec<(u64, Host)>, count: usize, known: u64) -> Option<(u64, Host)> {
+    let majority = answers.len() * 2 > count;
+    let latest = answers.into_iter().max_by_key(|(epoch, _)| *epoch)?;
+    (majority || latest.0 >= known).then_some(latest)
 }
 
 /// What one node says.
@@ -245,4 +252,41 @@ fn host(node: Value, from: &Host) -> Option<Host> {
     let name: Option<String> = redis::from_redis_value(words.next()?).ok()?;
     let port: u16 = redis::from_redis_value(words.next()?).ok()?;
     super::question::host(&format!("{}:{port}", name.unwrap_or_default()), from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> Host {
+        Host::Tcp(name.into(), 1)
+    }
+
+    #[test]
+    fn the_latest_failover_counts_and_a_minority_that_missed_it_does_not() {
+        let (old, new) = ((3, host("old")), (4, host("new")));
+        assert_eq!(chosen(vec![old.clone(), new.clone()], 3, 3), Some(new.clone()));
+        assert_eq!(chosen(vec![old.clone()], 3, 3), Some(old.clone()), "nothing else is known");
+        assert_eq!(chosen(vec![old.clone()], 3, 4), None, "it missed one");
+        assert_eq!(chosen(vec![new.clone()], 3, 3), Some(new), "one is enough to tell of a later one");
+        let anew = vec![(0, host("a")), (0, host("a"))];
+        assert!(
+            chosen(anew, 3, 4).is_some(),
+            "sentinels that were made anew count from the beginning"
+        );
+        assert_eq!(chosen(Vec::new(), 3, 0), None);
+    }
+
+    #[test]
+    fn nodes_are_read_as_a_cluster_writes_them() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let node = |name, port| Value::Array(vec![name, Value::Int(port), text("id"), Value::Array(Vec::new())]);
+        let read = |name, port| super::host(node(name, port), &host("asked"));
+        assert_eq!(read(text("10.0.0.1"), 7), Some(Host::Tcp("10.0.0.1".into(), 7)));
+        assert_eq!(read(text(""), 7), Some(Host::Tcp("asked".into(), 7)));
+        assert_eq!(read(Value::Nil, 7), Some(Host::Tcp("asked".into(), 7)));
+        assert_eq!(read(text("?"), 7), Some(Host::Tcp("asked".into(), 7)));
+        assert_eq!(read(text("::1"), 7), Some(Host::Tcp("::1".into(), 7)));
+        assert_eq!(read(text("a"), 0), None, "it has no port yet");
+    }
 }

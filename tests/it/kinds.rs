@@ -4,6 +4,7 @@
 mod cluster;
 mod one;
 mod process;
+mod refusals;
 mod sentinel;
 
 use std::time::Duration;

@@ -230,6 +230,18 @@ async fn rooms_live_on_their_own_primaries_and_outlive_them() {
     ones.join_many(10).await;
     assert!(ones.longest_wait < Duration::from_secs(2), "{:?}", ones.longest_wait);
     ones.check().await;
+
+    // And the other falls silent: it is a black hole to whoever is connected.
+    others.longest_wait = Duration::ZERO;
+    cluster.nodes[1].signal("STOP").await;
+    others.join_many(10).await;
+    eprintln!("SIGSTOP of a primary of the cluster: {:?} without an answer", others.longest_wait);
+    assert!(others.longest_wait < FAILOVER);
+    cluster.nodes[1].signal("CONT").await;
+    ones.join_many(10).await;
+    others.join_many(10).await;
+    ones.check().await;
+    others.check().await;
 }
 
 /// CASE 91: a slot moved, and a client went on asking the wrong server.
