@@ -4,9 +4,9 @@
 //! at a replica. Calls never wait for a reconnect: while a room's primary is away they fail at once ([`StoreFault::Away`]), so that a request can
 //! be answered from what this process knows. A call that was sent and not answered may have run ([`StoreFault::Unknown`]); every script may be
 //! asked again with the same arguments, and a connection that broke under a call is tried once more, because the other end closing an idle
-//! connection is no reason to bother a visitor. What each refusal means: [`question`].
+//! connection is no reason to bother a visitor. What each refusal means: `question`.
 //!
-//! One task watches the connections ([`watch`]): who are the primaries ([`survey`]), connect ([`dial`]), up; a `PING` each half second; on a
+//! One task watches the connections (`watch`): who are the primaries (`survey`), connect (`dial`), up; a `PING` each half second; on a
 //! failure, look again. Another ([`news`]) holds the subscriptions. What is stored where: [`keys`]. What is done to it: [`scripts`].
 
 mod dial;

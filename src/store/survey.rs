@@ -90,40 +90,31 @@ impl Surveyor {
 
 impl Sentinels {
     async fn ask(&mut self) -> Result<Host, RedisError> {
-        let count = self.all.len();
-        let asked = std::mem::take(&mut self.all);
-        let hosts: Vec<_> = asked.iter().map(|(host, _)| host.clone()).collect();
-        let this = &*self;
-        let mut asking: FuturesUnordered<_> = asked.into_iter().map(|(host, link)| this.ask_one(host, link)).collect();
-        let (mut answers, mut all, mut last_error) = (Vec::new(), Vec::new(), None);
-        while let Some((host, answer)) = asking.next().await {
+        let Self {
+            name,
+            dialer,
+            limit,
+            all,
+            epoch: known,
+        } = self;
+        let count = all.len();
+        // Who is slower than most goes on answering on its connection; nobody listens then.
+        let asking = all.iter_mut().map(|(host, link)| ask_one(name, dialer, *limit, host, link));
+        let mut asking: FuturesUnordered<_> = asking.collect();
+        let (mut answers, mut last_error) = (Vec::new(), None);
+        while let Some(answer) = asking.next().await {
             match answer {
-                Ok((link, primary, epoch)) => {
-                    all.push((host, Some(link)));
-                    answers.push((epoch, primary));
-                }
-                Err(error) => {
-                    all.push((host, None));
-                    last_error = Some(error);
-                }
+                Ok(answer) => answers.push(answer),
+                Err(error) => last_error = Some(error),
             }
             if answers.len() * 2 > count {
                 break;
             }
         }
-        drop(asking);
-        // Those that were slower are asked on a new connection next time; the order stays as it was written.
-        self.all = hosts
-            .into_iter()
-            .map(|host| {
-                let link = all.iter_mut().find(|(other, _)| *other == host).and_then(|(_, link)| link.take());
-                (host, link)
-            })
-            .collect();
         let heard = !answers.is_empty();
-        match chosen(answers, count, self.epoch) {
+        match chosen(answers, count, *known) {
             Some((epoch, primary)) => {
-                self.epoch = epoch;
+                *known = epoch;
                 Ok(primary)
             }
             None if heard => Err(RedisError::from((
@@ -133,25 +124,29 @@ impl Sentinels {
             None => Err(last_error.unwrap_or_else(|| RedisError::from((ErrorKind::Client, "no sentinel can be reached")))),
         }
     }
+}
 
-    async fn ask_one(&self, host: Host, link: Option<Link>) -> (Host, Result<(Link, Host, u64), RedisError>) {
-        let answer = async {
-            let link = match link {
-                Some(link) => link,
-                None => self.dialer.link(&host).await?,
-            };
-            let mut command = redis::cmd("SENTINEL");
-            command.arg("MASTER").arg(&self.name);
-            let said: HashMap<String, String> = limited(self.limit, command.query_async(&mut link.connection())).await?;
-            let field = |name: &str| said.get(name).map(String::as_str).unwrap_or_default();
-            let address = field("port").parse().ok().filter(|_| !field("ip").is_empty());
-            let port: u16 = address.ok_or_else(|| RedisError::from((ErrorKind::Client, "a sentinel names no address")))?;
-            let primary = Host::Tcp(field("ip").to_owned(), port);
-            Ok((link, primary, field("config-epoch").parse().unwrap_or(0)))
-        };
-        let answer = answer.await;
-        (host, answer)
-    }
+/// The failover a sentinel knows of, and the primary since.
+async fn ask_one(name: &str, dialer: &Dialer, limit: Duration, host: &Host, kept: &mut Option<Link>) -> Result<(u64, Host), RedisError> {
+    let mut connection = match kept {
+        Some(link) => link.connection(),
+        None => kept.insert(dialer.link(host).await?).connection(),
+    };
+    let mut command = redis::cmd("SENTINEL");
+    command.arg("MASTER").arg(name);
+    let answer = limited(limit, command.query_async::<HashMap<String, String>>(&mut connection)).await;
+    let said = match answer {
+        Ok(said) => said,
+        Err(error) => {
+            *kept = None;
+            return Err(error);
+        }
+    };
+    let field = |name: &str| said.get(name).map(String::as_str).unwrap_or_default();
+    let port = field("port").parse().ok().filter(|_| !field("ip").is_empty());
+    let port: u16 = port.ok_or_else(|| RedisError::from((ErrorKind::Client, "a sentinel names no address")))?;
+    let epoch = field("config-epoch").parse().unwrap_or(0);
+    Ok((epoch, Host::Tcp(field("ip").to_owned(), port)))
 }
 
 /// The answer of the latest failover; of a minority only if it knows what was known before.

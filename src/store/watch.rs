@@ -40,7 +40,7 @@ pub(super) async fn watch_over(inner: Arc<Inner>, surveyor: Surveyor) {
     loop {
         let began = Instant::now();
         let failed = tokio::select! {
-            () = inner.stop.cancelled() => return,
+            () = inner.stop.cancelled() => break,
             failed = watch.round() => failed,
         };
         let waited = if let Some(error) = failed {
@@ -53,11 +53,14 @@ pub(super) async fn watch_over(inner: Arc<Inner>, surveyor: Surveyor) {
             PROBE
         };
         tokio::select! {
-            () = inner.stop.cancelled() => return,
+            () = inner.stop.cancelled() => break,
             () = tokio::time::sleep(waited) => {}
             () = suspected(&inner, began), if failures == 0 => {}
         }
     }
+    // What was connected just when the store was closed.
+    inner.routes.store(Arc::default());
+    inner.told();
 }
 
 /// A call saw something fail. Not at once after the last look.

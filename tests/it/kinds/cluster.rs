@@ -127,7 +127,7 @@ impl Cluster {
                     return;
                 }
             }
-            eprintln!("no failover although {said}: {}", self.nodes[node].log());
+            eprintln!("no failover although {said}");
         }
         panic!("the replica takes over");
     }
@@ -199,7 +199,7 @@ async fn rooms_live_on_their_own_primaries_and_outlive_them() {
         "kill -9 of a primary of the cluster: {:?} without an answer in its room, {:?} in another",
         ones.longest_wait, others.longest_wait
     );
-    assert!(ones.longest_wait < FAILOVER, "{}", cluster.nodes[1].log());
+    assert!(ones.longest_wait < FAILOVER);
     assert!(
         others.longest_wait < Duration::from_secs(2),
         "another room has nothing to do with it"
@@ -216,7 +216,12 @@ async fn rooms_live_on_their_own_primaries_and_outlive_them() {
     };
     tokio::time::timeout(FAILOVER, heard()).await.expect("news of the new primary");
 
-    // It comes back as a replica, and an operator makes it the primary again.
+    comes_back(&mut cluster, &mut ones).await;
+    falls_silent(&cluster, &mut ones, &mut others).await;
+}
+
+/// It comes back as a replica, and an operator makes it the primary again.
+async fn comes_back(cluster: &mut Cluster, ones: &mut Crowd) {
     cluster.nodes[0].revive().await;
     within("it is a replica in step", async || {
         cluster.nodes[0]
@@ -226,12 +231,14 @@ async fn rooms_live_on_their_own_primaries_and_outlive_them() {
     })
     .await;
     ones.longest_wait = Duration::ZERO;
-    cluster.fail_over_to(0, &one).await;
+    cluster.fail_over_to(0, ones.room.id()).await;
     ones.join_many(10).await;
     assert!(ones.longest_wait < Duration::from_secs(2), "{:?}", ones.longest_wait);
     ones.check().await;
+}
 
-    // And the other falls silent: it is a black hole to whoever is connected.
+/// The primary of the others: it is a black hole to whoever is connected.
+async fn falls_silent(cluster: &Cluster, ones: &mut Crowd, others: &mut Crowd) {
     others.longest_wait = Duration::ZERO;
     cluster.nodes[1].signal("STOP").await;
     others.join_many(10).await;

@@ -128,12 +128,16 @@ impl Process {
         let sent = Command::new("kill").args(["-s", name, &pid]).status().await.expect("kill runs");
         assert!(sent.success());
     }
+}
 
-    /// The last lines of its log, for a test that fails.
-    pub fn log(&self) -> String {
-        let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-        let lines: Vec<_> = log.lines().rev().take(15).collect();
-        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+impl Drop for Process {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+            let lines: Vec<_> = log.lines().rev().take(25).collect();
+            let last = lines.into_iter().rev().collect::<Vec<_>>().join("\n");
+            eprintln!("the last words of {}:\n{last}", self.port);
+        }
     }
 }
 

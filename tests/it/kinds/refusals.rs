@@ -99,20 +99,23 @@ async fn a_refusal_after_a_lost_answer_is_not_certain() {
     up(&store).await;
     let room = store.room("42");
     room.seed(&seed(0)).await.unwrap();
+    join(&room, "first").await.unwrap();
     between.set(Mode::Swallow);
     let asked = tokio::spawn({
         let room = room.clone();
         async move { join(&room, "a").await }
     });
-    within("it was done", async || redis.ask::<u64>(&["ZCARD", "{wg:42}:line"]).await == 1).await;
+    within("it was done", async || redis.ask::<u64>(&["ZCARD", "{wg:42}:line"]).await == 2).await;
     redis.ask::<String>(&["CONFIG", "SET", "maxmemory", "1"]).await;
     between.set(Mode::Cut);
-    tokio::task::yield_now().await;
+    within("the connection breaks", async || !store.is_up()).await;
     between.set(Mode::Pass);
     match asked.await.unwrap() {
         Err(StoreFault::Unknown(_)) => {}
         other => panic!("nobody can say: {other:?}"),
     }
+    let refusals: String = redis.ask(&["INFO", "errorstats"]).await;
+    assert!(refusals.contains("errorstat_OOM:count=1"), "the second try was refused: {refusals}");
     redis.ask::<String>(&["CONFIG", "SET", "maxmemory", "0"]).await;
     up(&store).await;
     within(
@@ -120,7 +123,7 @@ async fn a_refusal_after_a_lost_answer_is_not_certain() {
         async || matches!(join(&room, "a").await, Ok(Some(joined)) if matches!(joined.standings[0], Standing::Waiting { .. })),
     )
     .await;
-    assert_eq!(redis.ask::<u64>(&["ZCARD", "{wg:42}:line"]).await, 1);
+    assert_eq!(redis.ask::<u64>(&["ZCARD", "{wg:42}:line"]).await, 2);
 }
 
 /// A server that comes back finds no crowd of connections at its door.
