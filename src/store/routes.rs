@@ -77,6 +77,15 @@ impl Routes {
         missing
     }
 
+    /// The same with this server's connection, if it has a part and none yet.
+    pub(super) fn with(&self, node: &Arc<Node>) -> Self {
+        let mut routes = self.clone();
+        if self.missing().contains(&node.host) {
+            routes.nodes.push(Arc::clone(node));
+        }
+        routes
+    }
+
     /// The same without this server's connection.
     pub(super) fn without(&self, node: &Arc<Node>) -> Self {
         Self {

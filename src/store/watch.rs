@@ -1,9 +1,12 @@
 //! Keeps the store's connections: looks for the primaries, connects to them, probes them, and does it again, until the store is closed.
 //!
 //! One task does all of it, so there is at most one attempt to connect to a server at a time, however many calls saw it fail; attempts that fail
-//! are further and further apart, by a jittered wait, so that a fleet does not come back in step.
+//! are further and further apart, by a jittered wait, so that a fleet does not come back in step. While an attempt is under way everything else
+//! goes on: a server that swallows packets keeps nobody from seeing that another has taken its place.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -14,15 +17,15 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::Inner;
-use super::dial::{Dialer, limited};
+use super::dial::limited;
 use super::routes::{Node, Routes};
 use super::survey::Surveyor;
 use crate::config::Host;
 
 /// How often connections are probed.
 const PROBE: Duration = Duration::from_millis(500);
-/// How often sentinels or the cluster are asked, though nothing seems to be wrong.
-const SURVEY: Duration = Duration::from_secs(1);
+/// How often sentinels or the cluster are asked: though nothing seems to be wrong, and when something does.
+const SURVEY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(200));
 /// The shortest and the longest wait between attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// However many calls fail: so long between two looks.
@@ -33,29 +36,26 @@ pub(super) async fn watch_over(inner: Arc<Inner>, surveyor: Surveyor) {
     let mut watch = Watch {
         inner: &inner,
         surveyor,
-        surveyed: None,
+        surveys: Rest::new(),
+        resting: HashMap::new(),
+        underway: HashSet::new(),
+        last_error: None,
         told: false,
     };
-    let mut failures = 0;
+    let mut connecting = FuturesUnordered::new();
     loop {
         let began = Instant::now();
-        let failed = tokio::select! {
-            () = inner.stop.cancelled() => break,
-            failed = watch.round() => failed,
-        };
-        let waited = if let Some(error) = failed {
-            watch.tell(&error);
-            failures += 1;
-            back_off(failures - 1)
-        } else {
-            watch.tell_good();
-            failures = 0;
-            PROBE
-        };
         tokio::select! {
             () = inner.stop.cancelled() => break,
-            () = tokio::time::sleep(waited) => {}
-            () = suspected(&inner, began), if failures == 0 => {}
+            () = watch.look() => {}
+        }
+        connecting.extend(watch.due().into_iter().map(|host| connected(&inner, host)));
+        watch.tell();
+        tokio::select! {
+            () = inner.stop.cancelled() => break,
+            () = tokio::time::sleep_until(watch.next_look()) => {}
+            () = suspected(&inner, began) => {}
+            Some((host, node)) = connecting.next() => watch.arrived(&host, node),
         }
     }
     // What was connected just when the store was closed.
@@ -69,47 +69,83 @@ async fn suspected(inner: &Inner, last: Instant) {
     tokio::time::sleep_until(last + LEAST_PAUSE).await;
 }
 
+/// How often something failed in a row, and when it was, and may be, tried.
+struct Rest {
+    failures: u32,
+    last: Instant,
+    until: Instant,
+}
+
+impl Rest {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            failures: 0,
+            last: now,
+            until: now,
+        }
+    }
+
+    fn failed(&mut self) {
+        self.last = Instant::now();
+        self.until = self.last + back_off(self.failures);
+        self.failures += 1;
+    }
+
+    fn done(&mut self, pause: Duration) {
+        self.failures = 0;
+        self.last = Instant::now();
+        self.until = self.last + pause;
+    }
+}
+
 struct Watch<'a> {
     inner: &'a Inner,
     surveyor: Surveyor,
-    surveyed: Option<Instant>,
+    surveys: Rest,
+    /// Servers that could not be connected to.
+    resting: HashMap<Host, Rest>,
+    /// Servers that are being connected to.
+    underway: HashSet<Host>,
+    last_error: Option<RedisError>,
     /// It was said that something is missing.
     told: bool,
 }
 
 impl Watch<'_> {
-    /// One look at everything; what went wrong, if anything did.
-    async fn round(&mut self) -> Option<RedisError> {
+    /// Probes, and asks who the primaries are when it is time to.
+    async fn look(&mut self) {
         self.probe().await;
         let routes = self.inner.routes.load_full();
-        let due = self.surveyor.is_movable() && self.surveyed.is_none_or(|then| then.elapsed() >= SURVEY);
-        let looked = self.inner.looked.swap(false, std::sync::atomic::Ordering::Relaxed);
-        let mut failed = None;
-        if due || looked || routes.parts.is_empty() || !routes.missing().is_empty() {
-            match self.surveyor.survey(&self.inner.dialer, &routes).await {
-                Ok(parts) => {
-                    self.surveyed = Some(Instant::now());
-                    if parts != routes.parts {
-                        self.inner.turn(|routes| routes.divided(parts.clone()));
-                    }
+        if self.next_survey(&routes).is_none_or(|then| then > Instant::now()) {
+            return;
+        }
+        self.inner.looked.store(false, Ordering::Relaxed);
+        match self.surveyor.survey(&self.inner.dialer, &routes).await {
+            Ok(parts) => {
+                self.surveys.done(SURVEY.0);
+                if parts != routes.parts {
+                    self.inner.turn(|routes| routes.divided(parts.clone()));
                 }
-                // Nobody tells who the primary is; whoever is connected goes on.
-                Err(error) => failed = Some(error),
+            }
+            // Nobody tells who the primary is; whoever is connected goes on.
+            Err(error) => {
+                self.surveys.failed();
+                self.last_error = Some(error);
             }
         }
-        let missing = self.inner.routes.load().missing();
-        let mut connecting: FuturesUnordered<_> = missing.into_iter().map(|host| connected(self.inner, host)).collect();
-        while let Some(node) = connecting.next().await {
-            match node {
-                Ok(node) => self.inner.turn(|routes| {
-                    let mut routes = routes.clone();
-                    routes.nodes.push(Arc::clone(&node));
-                    routes
-                }),
-                Err(error) => failed = Some(error),
-            }
+    }
+
+    /// When the primaries are asked for next; none: there is nobody to ask.
+    fn next_survey(&self, routes: &Routes) -> Option<Instant> {
+        if !self.surveyor.is_movable() {
+            return routes.parts.is_empty().then(Instant::now);
         }
-        failed
+        let urgent = self.inner.looked.load(Ordering::Relaxed) || !routes.missing().is_empty();
+        Some(match urgent && self.surveys.failures == 0 {
+            true => self.surveys.until.min(self.surveys.last + SURVEY.1),
+            false => self.surveys.until,
+        })
     }
 
     /// Leaves out what does not answer any more.
@@ -123,47 +159,89 @@ impl Watch<'_> {
         }
     }
 
-    fn tell(&mut self, error: &RedisError) {
-        if !self.told {
-            self.told = true;
-            if self.inner.routes.load().nodes.is_empty() {
-                tracing::warn!(%error, "the store cannot be reached; trying until it can");
-            } else {
-                tracing::warn!(%error, "a part of the store cannot be reached; trying until it can");
+    /// Who is to be connected to now.
+    fn due(&mut self) -> Vec<Host> {
+        let missing = self.inner.routes.load().missing();
+        self.resting.retain(|host, _| missing.contains(host));
+        let rested = |host: &Host| self.resting.get(host).is_none_or(|rest| rest.until <= Instant::now());
+        let due: Vec<Host> = missing
+            .into_iter()
+            .filter(|host| rested(host) && !self.underway.contains(host))
+            .collect();
+        self.underway.extend(due.iter().cloned());
+        due
+    }
+
+    fn next_look(&self) -> Instant {
+        let routes = self.inner.routes.load();
+        let resting = self
+            .resting
+            .iter()
+            .filter(|(host, _)| !self.underway.contains(*host))
+            .map(|(_, rest)| rest.until);
+        resting.chain(self.next_survey(&routes)).fold(Instant::now() + PROBE, Instant::min)
+    }
+
+    /// An attempt to connect has ended.
+    fn arrived(&mut self, host: &Host, node: Result<Arc<Node>, RedisError>) {
+        self.underway.remove(host);
+        match node {
+            Ok(node) => {
+                self.resting.remove(host);
+                self.inner.turn(|routes| routes.with(&node));
+            }
+            Err(error) => {
+                self.resting.entry(host.clone()).or_insert_with(Rest::new).failed();
+                self.last_error = Some(error);
             }
         }
     }
 
-    fn tell_good(&mut self) {
-        if std::mem::take(&mut self.told) {
-            tracing::info!("all of the store is reached again");
+    fn tell(&mut self) {
+        let routes = self.inner.routes.load();
+        if self.surveys.failures == 0 && routes.missing().is_empty() {
+            self.last_error = None;
+            if std::mem::take(&mut self.told) {
+                tracing::info!("all of the store is reached again");
+            }
+        } else if let Some(error) = &self.last_error
+            && !std::mem::replace(&mut self.told, true)
+        {
+            match routes.nodes.is_empty() {
+                true => tracing::warn!(%error, "the store cannot be reached; trying until it can"),
+                false => tracing::warn!(%error, "a part of the store, or who knows its primaries, cannot be reached; trying until it can"),
+            }
         }
     }
 }
 
 /// A connection to a server that answers and says it is a primary.
-async fn connected(inner: &Inner, host: Host) -> Result<Arc<Node>, RedisError> {
-    let dialer: &Dialer = &inner.dialer;
-    let link = dialer.link(&host).await?;
-    let primary = async {
-        ping(link.connection()).await?;
-        let said: Result<Value, RedisError> = redis::cmd("ROLE").query_async(&mut link.connection()).await;
-        match said {
-            Ok(said) => Ok(redis::from_redis_value::<Vec<Value>>(said)?
+async fn connected(inner: &Inner, host: Host) -> (Host, Result<Arc<Node>, RedisError>) {
+    let reach = async {
+        let link = inner.dialer.link(&host).await?;
+        let primary = limited(inner.options.connect_timeout, is_primary(link.connection())).await?;
+        let kind = ErrorKind::Server(ServerErrorKind::ReadOnly);
+        let replica = || RedisError::from((kind, "this server is a replica now", host.to_string()));
+        primary.then(|| Node::new(host.clone(), link)).ok_or_else(replica)
+    };
+    let node = reach.await;
+    (host, node)
+}
+
+async fn is_primary(mut connection: MultiplexedConnection) -> Result<bool, RedisError> {
+    ping(connection.clone()).await?;
+    match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
+        Ok(said) => {
+            let role = said
                 .into_iter()
                 .next()
-                .and_then(|role| redis::from_redis_value::<String>(role).ok())
-                .is_none_or(|role| role == "master")),
-            // Who may not ask goes without: what it writes to a replica is refused.
-            Err(error) if is_answer(&error) => Ok(true),
-            Err(error) => Err(error),
+                .and_then(|role| redis::from_redis_value::<String>(role).ok());
+            Ok(role.is_none_or(|role| role == "master"))
         }
-    };
-    if limited(inner.options.connect_timeout, primary).await? {
-        return Ok(Node::new(host, link));
+        // Who may not ask goes without: what it writes to a replica is refused.
+        Err(error) if is_answer(&error) => Ok(true),
+        Err(error) => Err(error),
     }
-    let kind = ErrorKind::Server(ServerErrorKind::ReadOnly);
-    Err(RedisError::from((kind, "this server is a replica now", host.to_string())))
 }
 
 fn is_answer(error: &RedisError) -> bool {
