@@ -1,10 +1,18 @@
 //! A primary, a replica and three sentinels: the primary dies, or falls silent, and people go on joining on the other.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
 use super::one::papers;
 use super::process::{Process, RULES, port, users};
 use super::{Crowd, FAILOVER, open};
+use crate::crew::Process as Gateway;
 use crate::harness::within;
 use crate::papers::Papers;
+use waitgate::clock::Clock;
 use waitgate::store::{News, Store};
 
 struct Trio {
@@ -56,6 +64,10 @@ impl Trio {
     }
 
     async fn store(&self) -> Store {
+        open(self.papers.folder.path(), &self.settings()).await
+    }
+
+    fn settings(&self) -> String {
         let hosts: Vec<_> = self
             .sentinels
             .iter()
@@ -65,12 +77,11 @@ impl Trio {
             true => ("rediss+sentinel", "tls = { roots = \"redis.pem\" }\n"),
             false => ("redis+sentinel", ""),
         };
-        let settings = format!(
+        format!(
             "[store]\nurl = \"{scheme}://{}/shop\"\nuser = \"waitgate\"\npassword_file = \"store.password\"\n\
              sentinel_user = \"waitgate\"\nsentinel_password_file = \"sentinel.password\"\n{tls}",
             hosts.join(",")
-        );
-        open(self.papers.folder.path(), &settings).await
+        )
     }
 }
 
@@ -115,7 +126,12 @@ async fn with_tls_and_users_a_killed_primary_is_replaced_and_everybody_keeps_the
 #[tokio::test]
 async fn a_silent_primary_is_replaced_and_not_believed_when_it_speaks_again() {
     let trio = Trio::start(false).await;
+    // One that is silent, the first of the list, is not waited for.
+    trio.sentinels[0].signal("STOP").await;
+    let began = Clock::instant();
     let store = trio.store().await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    trio.sentinels[0].signal("CONT").await;
     let mut crowd = Crowd::new(&store, "42").await;
     crowd.join_many(20).await;
     replicated(&trio.servers[0]).await;
@@ -139,4 +155,49 @@ async fn a_silent_primary_is_replaced_and_not_believed_when_it_speaks_again() {
     crowd.join_many(50).await;
     crowd.check().await;
     assert_eq!(asked().await, before, "nobody asks it any more");
+}
+
+async fn get(from: SocketAddr, path: &str, cookie: &str) -> String {
+    let mut socket = TcpStream::connect(from).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: {cookie}\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// The program as it is run, with a file of settings.
+#[tokio::test]
+async fn a_gateway_starts_on_sentinels_and_is_ready_again_after_a_failover() {
+    let mut trio = Trio::start(true).await;
+    let file = trio.papers.path("gate.toml");
+    let room = "[rooms.42]\npaths = [\"/sale\"]\nupstream = \"http://127.0.0.1:1\"\nrate = 0\non_store_loss = \"hold\"\n";
+    let listeners = "[server]\nlisten = \"127.0.0.1:0\"\n[ops]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n";
+    std::fs::write(&file, format!("{}\n{listeners}{room}", trio.settings())).unwrap();
+    let gate = Gateway::spawn(&file, None).await;
+    let ready = async || get(gate.operators, "/readyz", "").await.starts_with("HTTP/1.1 200");
+    within("it is ready", ready).await;
+    // Whoever brings the ticket of the first answer back has a place.
+    let first = get(gate.public, "/sale", "").await;
+    let cookie = first
+        .lines()
+        .find_map(|line| line.strip_prefix("set-cookie: "))
+        .unwrap()
+        .split(';')
+        .next()
+        .unwrap();
+    let place = async || {
+        get(gate.public, "/.waitgate/42/status", cookie).await;
+        get(gate.operators, "/v1/rooms/42", "").await.contains("\"waiting\":1")
+    };
+    within("somebody waits", place).await;
+    replicated(&trio.servers[0]).await;
+
+    trio.servers[0].kill().await;
+    within("it says that it is not", async || !ready().await).await;
+    within("it is ready again", ready).await;
+    within("the room is where it was", async || {
+        get(gate.operators, "/v1/rooms/42", "").await.contains("\"waiting\":1")
+    })
+    .await;
 }
