@@ -164,3 +164,59 @@ async fn a_replica_is_not_taken_for_a_primary() {
     crate::harness::up(&store).await;
     drop(primary);
 }
+
+/// A server that still reads its file says so; it is not the store yet.
+#[tokio::test]
+async fn a_server_that_is_loading_is_waited_for() {
+    let port = port();
+    let slow = "key-load-delay 100000\nloading-process-events-interval-bytes 1024\n";
+    let mut server = Process::start(port, slow, None).await;
+    let options = waitgate::store::StoreOptions {
+        call_timeout: std::time::Duration::from_secs(1),
+        connect_timeout: std::time::Duration::from_secs(1),
+    };
+    let url = format!("redis://127.0.0.1:{port}");
+    let store = waitgate::store::Store::open(&url, waitgate::clock::Clock::system(), options).unwrap();
+    crate::harness::up(&store).await;
+    let mut crowd = Crowd::new(&store, "42").await;
+    crowd.join_many(3).await;
+    let filler = "for n = 1, 20 do redis.call('SET', 'filler' .. n, string.rep('x', 2000)) end";
+    server.cli(&["EVAL", filler, "0"]).await;
+    assert_eq!(server.cli(&["SAVE"]).await.trim(), "OK");
+    server.kill().await;
+    within("it is gone", async || !store.is_up()).await;
+    let mut loading = 0;
+    let back = async {
+        server
+            .revive_with(async |said| {
+                if said.contains("LOADING") {
+                    loading += 1;
+                    assert!(!store.is_up(), "it is not the store yet");
+                    assert!(matches!(crowd.room.show().await, Err(StoreFault::Away)));
+                }
+            })
+            .await;
+    };
+    back.await;
+    assert!(loading > 0, "it was slow");
+    crate::harness::up(&store).await;
+    crowd.check().await;
+}
+
+#[test]
+fn what_is_shown_of_a_store_reads_back_as_the_same() {
+    let papers = papers();
+    let file = papers.path("shop.toml");
+    let text = "[store]\nurl = \"rediss+sentinel://a,b:7/shop/2\"\nuser = \"ann\"\npassword_file = \"store.password\"\nsentinel_user = \"bob\"\n\
+                sentinel_password_file = \"store.password\"\n\
+                tls = { roots = \"redis.pem\", name = \"x.example\", certificate = { chain = \"redis.pem\", key = \"redis.key\" } }\n";
+    let shown = config::show(&config::parse(text, &file).unwrap());
+    assert!(!shown.contains("let-me-in"), "{shown}");
+    let again = config::parse(&shown, &file).unwrap();
+    assert_eq!(config::show(&again), shown);
+    let site = again.store.site.unwrap();
+    assert_eq!((site.database, site.hosts.len(), site.is_secured()), (2, 2, true));
+    assert_eq!(site.login.user.as_deref(), Some("ann"));
+    assert_eq!(site.sentinel_login.user.as_deref(), Some("bob"));
+    assert_eq!(site.login.password.unwrap().reveal(), "let-me-in");
+}

@@ -3,9 +3,11 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
+use waitgate::clock::Clock;
 
 use crate::harness::within;
 use crate::papers::Papers;
@@ -90,6 +92,20 @@ impl Process {
     pub async fn revive(&mut self) {
         self.child = spawn(self.folder.path(), self.sentinel);
         self.answers().await;
+    }
+
+    /// The same, telling what it answers meanwhile.
+    pub async fn revive_with(&mut self, mut told: impl AsyncFnMut(String)) {
+        self.child = spawn(self.folder.path(), self.sentinel);
+        let deadline = Clock::instant() + Duration::from_secs(15);
+        loop {
+            assert!(Clock::instant() < deadline, "it answers in time");
+            let said = self.cli(&["PING"]).await;
+            if said.contains("PONG") {
+                return;
+            }
+            told(said).await;
+        }
     }
 
     /// `redis-cli` with what it needs to be let in, and these words.
