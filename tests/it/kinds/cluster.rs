@@ -266,14 +266,19 @@ async fn a_slot_may_move_while_people_join() {
         assert_eq!(store.room(&id).reservation("none").await.unwrap(), None);
         assert!(cluster.refusals(0, "ASK").await > 0, "it was sent there");
     });
-    let mut steps = std::pin::pin!(steps);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut steps => break,
-            _ = crowd.join() => {}
+    let done = std::cell::Cell::new(false);
+    let steps = async {
+        steps.await;
+        done.set(true);
+    };
+    let joining = async {
+        while !done.get() {
+            crowd.join().await;
         }
-    }
+    };
+    tokio::join!(steps, joining);
+    let halves = cluster.refusals(0, "TRYAGAIN").await + cluster.refusals(1, "TRYAGAIN").await;
+    assert!(halves > 0, "somebody came while the keys were at two servers");
     crowd.join_many(10).await;
     eprintln!("a slot moved: {:?} without an answer", crowd.longest_wait);
     assert!(crowd.longest_wait < Duration::from_secs(2), "{:?}", crowd.longest_wait);
