@@ -14,15 +14,16 @@
 -- ARGV[2]   admission_ms  ms    how long an admission lasts
 -- ARGV[3..] asked         triples: ticket, the place it carries (0: none), at_once | join | again
 -- returns   {"unseeded"} | {"joined", epoch, frontier, then one word per ticket: its place as a number when it waits (up to the frontier: it is
---           behind it, and next) | "called <until>" | "admitted <until>" | "gone <fate>" | "must_wait"}; "must_wait" for at_once when there is
---           a line, and for all that are new when the room has closed: nothing was written for them
+--           behind it, and next) | "called", a blank, until | "admitted", a blank, until | "gone", a blank, fate | "must_wait"}; "must_wait" for
+--           at_once when there is a line, and for all that are new when the room has closed: nothing was written for them
 -- repeats   the same standings: a lost reply gives nobody a second place
 -- lives     in line until called, left or abandoned; a session until it expires
 -- cost      O(n log m) for n tickets in a line of m
 local room, line, blocks, away, passed, called, sessions, gone, fates =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now, admission_ms = ARGV[1], ARGV[2]
-local asked = ARGV
+local asked = {}
+for i = 3, #ARGV do asked[i - 2] = ARGV[i] end
 -- [the same words in every script
 local MOST = 9007199254740991
 local function refuse(reason) error({ err = reason }) end
@@ -73,7 +74,7 @@ for i, name in ipairs(names) do r[name] = whole(fields[i] or '0', room .. ' ' ..
 
 -- Everything is read and decided first, and written after: an error must not leave half a batch.
 local tickets, places, knocks, count = {}, {}, {}, 0
-for i = 3, #asked, 3 do
+for i = 1, #asked, 3 do
   count = count + 1
   local place, knock = asked[i + 1], asked[i + 2]
   if knock ~= 'join' and knock ~= 'at_once' and knock ~= 'again' then refuse('BADWORD knock') end
@@ -133,7 +134,7 @@ local function newcomer(ticket, knock)
   r.frontier, frontier, r.called_total, credit, inside = r.last, r.last, r.called_total + 1, credit - 1000000, inside + 1
   to_sessions[#to_sessions + 1] = until_ms
   to_sessions[#to_sessions + 1] = ticket
-  return 'admitted ' .. say(until_ms)
+  return 'admitted' .. ' ' .. say(until_ms)
 end
 
 local function standing(i)
@@ -141,11 +142,11 @@ local function standing(i)
   -- What is over but not swept yet is over: an answer must not depend on when somebody sweeps.
   local session, turn, fate = session_of[i], turn_of[i], fate_of[i]
   session, turn = session and tonumber(session), turn and tonumber(turn)
-  if session and session > now then return 'admitted ' .. say(session) end
-  if turn and turn > now then return 'called ' .. say(turn) end
+  if session and session > now then return 'admitted' .. ' ' .. say(session) end
+  if turn and turn > now then return 'called' .. ' ' .. say(turn) end
   if session then fate = 'ended' elseif turn then fate = 'lapsed' end
   if fate then
-    if knock ~= 'again' or closed then return 'gone ' .. fate end
+    if knock ~= 'again' or closed then return 'gone' .. ' ' .. fate end
     forgiven[#forgiven + 1] = ticket
     return newcomer(ticket, knock)
   end

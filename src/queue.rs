@@ -20,7 +20,7 @@ pub mod batch;
 pub mod pace;
 pub mod positions;
 
-use batch::{Batcher, Batches, Caller, Patience, batches};
+use batch::{Batcher, Batches, Caller, Patience, answer_all, batches};
 use pace::Pace;
 use positions::Positions;
 
@@ -220,10 +220,9 @@ async fn carry_joins(line: Arc<Line>, mut batches: Batches<Joining, Stood>) {
         match join_all(&line, &tickets).await {
             Ok(joined) => {
                 line.room.advance(joined.epoch, joined.frontier);
-                for (caller, standing) in callers.into_iter().zip(joined.standings) {
-                    let epoch = joined.epoch;
-                    caller.answer(Ok(Stood { epoch, standing }));
-                }
+                let epoch = joined.epoch;
+                let stood = joined.standings.into_iter().map(|standing| Ok(Stood { epoch, standing }));
+                answer_all(callers.into_iter().zip(stood));
             }
             Err(fault) => refuse(callers, &fault),
         }
@@ -254,15 +253,13 @@ async fn carry_departures(line: Arc<Line>, mut batches: Batches<Presence, ()>) {
     loop {
         let (changes, callers): (Vec<_>, Vec<_>) = batches.next().await.into_iter().unzip();
         match line.room.store.depart(&line.terms(), &changes).await {
-            Ok(()) => callers.into_iter().for_each(|caller| caller.answer(Ok(()))),
+            Ok(()) => answer_all(callers.into_iter().map(|caller| (caller, Ok(())))),
             Err(fault) => refuse(callers, &fault),
         }
     }
 }
 
-fn refuse<R>(callers: Vec<Caller<R>>, fault: &StoreFault) {
+fn refuse<R: Send + 'static>(callers: Vec<Caller<R>>, fault: &StoreFault) {
     tracing::warn!(%fault, waiting = callers.len(), "the store did not take a group of calls");
-    for caller in callers {
-        caller.answer(Err(StoreFault::Away));
-    }
+    answer_all(callers.into_iter().map(|caller| (caller, Err(StoreFault::Away))));
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::sleep;
 
 use crate::clock::{Clock, UnixMs};
 use crate::fault::StoreFault;
@@ -20,6 +22,11 @@ const MAX_WAITING: usize = 65_536;
 const BEHIND: Duration = Duration::from_secs(1);
 /// When none has waited for so long, it has caught up.
 const CAUGHT_UP: Duration = Duration::from_millis(500);
+
+/// A batch of so many is a crowd: those who come right after it go together, too, if they wait so long. A call for each few would cost the store
+/// three times as much.
+const CROWD: usize = 6;
+const GATHER: Duration = Duration::from_millis(2);
 
 /// What to do with an ask when the store is behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,18 +45,38 @@ pub type Ask<T, R> = (T, Caller<R>);
 pub struct Caller<R> {
     since: Instant,
     answer: oneshot::Sender<Result<R, StoreFault>>,
+    /// The thread that waits.
+    home: Handle,
 }
 
 impl<R> Caller<R> {
-    /// Answers. Whoever asked may be gone.
-    pub fn answer(self, answer: Result<R, StoreFault>) {
-        let _gone = self.answer.send(answer);
+    fn answer(self, answer: Result<R, StoreFault>) {
+        let _gone = self.answer.send(answer); // whoever asked may be gone
     }
 
     /// For how long it has waited.
     #[must_use]
     pub fn waited(&self) -> Duration {
         Clock::instant().saturating_duration_since(self.since)
+    }
+}
+
+/// Answers many, each on the thread that waits for it: one message for each thread, not one for each answer.
+pub fn answer_all<R: Send + 'static>(answers: impl IntoIterator<Item = (Caller<R>, Result<R, StoreFault>)>) {
+    let mut homes: Vec<(Handle, Vec<_>)> = Vec::new();
+    for answer in answers {
+        let home = &answer.0.home;
+        match homes.iter_mut().find(|(known, _)| known.id() == home.id()) {
+            Some((_, answers)) => answers.push(answer),
+            None => homes.push((home.clone(), vec![answer])),
+        }
+    }
+    for (home, answers) in homes {
+        home.spawn(async move {
+            for (caller, answer) in answers {
+                caller.answer(answer);
+            }
+        });
     }
 }
 
@@ -87,6 +114,8 @@ pub struct Batcher<T, R>(Arc<Queue<T, R>>);
 pub struct Batches<T, R> {
     queue: Arc<Queue<T, R>>,
     max: usize,
+    /// The last batch was of many, and the next will be.
+    crowd: bool,
 }
 
 /// Both ends; a batch has `max` asks at most.
@@ -102,7 +131,12 @@ pub fn batches<T, R>(max: usize) -> (Batcher<T, R>, Batches<T, R>) {
         came: Notify::new(),
         behind: AtomicBool::new(false),
     });
-    (Batcher(Arc::clone(&queue)), Batches { queue, max })
+    let batches = Batches {
+        queue: Arc::clone(&queue),
+        max,
+        crowd: false,
+    };
+    (Batcher(queue), batches)
 }
 
 impl<T, R> Batcher<T, R> {
@@ -128,7 +162,9 @@ impl<T, R> Batcher<T, R> {
             }
             let turn = (came_ms, waiting.serial);
             waiting.serial += 1;
-            waiting.asks.insert(turn, (what, Caller { since: now, answer }));
+            let home = Handle::current();
+            let caller = Caller { since: now, answer, home };
+            waiting.asks.insert(turn, (what, caller));
         }
         self.0.came.notify_one();
         answered.await.unwrap_or(Err(StoreFault::Away))
@@ -148,12 +184,16 @@ impl<T, R> Batcher<T, R> {
 }
 
 impl<T, R> Batches<T, R> {
-    /// The next batch: waits for one ask, then takes whatever else is there, in order.
+    /// The next batch: waits for one ask, then takes whatever else is there, in order. After a crowd it waits a moment for the rest of the crowd.
     pub async fn next(&mut self) -> Vec<Ask<T, R>> {
         self.queue.waiting().calling = None;
+        if std::mem::take(&mut self.crowd) {
+            sleep(GATHER).await;
+        }
         loop {
             let batch = self.take();
             if !batch.is_empty() {
+                self.crowd = (CROWD..self.max).contains(&batch.len());
                 return batch;
             }
             self.queue.came.notified().await;
@@ -197,6 +237,7 @@ impl<T, R> Drop for Batches<T, R> {
 mod tests {
     use futures_util::FutureExt as _;
     use proptest::prelude::*;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -207,6 +248,8 @@ mod tests {
             came in prop::collection::vec((0..20_u64, prop::bool::weighted(0.2)), 1..200),
             max in 1..50_usize,
         ) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+            let _inside = runtime.enter();
             let (batcher, mut batches) = batches::<usize, usize>(max);
             let mut callers = Vec::new();
             for (number, (came_ms, leaves)) in came.iter().enumerate() {
@@ -217,7 +260,7 @@ mod tests {
             let mut expected: Vec<usize> = (0..came.len()).filter(|&number| !came[number].1).collect();
             expected.sort_by_key(|&number| came[number].0); // a stable sort: of one moment, as they asked
             let mut order = Vec::new();
-            while let Some(batch) = batches.next().now_or_never() {
+            while let Ok(batch) = runtime.block_on(async { timeout(GATHER * 2, batches.next()).await }) {
                 prop_assert!(batch.len() == max || order.len() + batch.len() == expected.len());
                 for (what, caller) in batch {
                     order.push(what);

@@ -26,7 +26,7 @@ use here::{Group, Here};
 use wakes::Wakes;
 
 /// Streams in one bite of a pass: between bites, whoever was called meanwhile is told, and requests get their turn.
-const BITE: usize = 1_000;
+const BITE: usize = 256;
 
 /// Who is here, and what each is told.
 #[derive(Debug)]
