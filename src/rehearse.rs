@@ -17,7 +17,7 @@ use crate::crowd::audience::Audience;
 use crate::crowd::children::{Part, PartFault};
 use crate::crowd::progress::Progress;
 use crate::crowd::score::{Score, grouped};
-use crate::crowd::watch::{Watch, look};
+use crate::crowd::watch::{Watch, first_look};
 use crate::crowd::{Means, Sale, Ways};
 use crate::demo::duration;
 use crate::ops::client::token;
@@ -161,7 +161,7 @@ async fn operators(options: &RehearseOptions) -> Result<Option<Asker>, RehearseF
     let Some(uri) = &options.ops else { return Ok(None) };
     let token = token(options.token_file.as_deref()).map_err(RehearseFault::Ops)?;
     let asker = Asker::new(uri).with_token(token);
-    look(&asker, &options.sale.room).await.map_err(RehearseFault::Ops)?;
+    first_look(&asker, &options.sale.room).await.map_err(RehearseFault::Ops)?;
     Ok(Some(asker))
 }
 

@@ -3,13 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::config::Rate;
 use crate::shop::ask::Asker;
+
+/// How long a gateway may take until it can answer for its room.
+const NOT_THERE_YET: Duration = Duration::from_secs(5);
+/// It is asked again so much later.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// A room, as far as it is looked at.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -220,13 +226,38 @@ fn lock(looks: &Mutex<Looks>) -> MutexGuard<'_, Looks> {
     looks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Reads the room for the first time: a gateway that has just started, or whose store is slow to answer, is asked again for a while.
+pub(crate) async fn first_look(ops: &Asker, room: &str) -> Result<RoomLook, String> {
+    let asking = async {
+        loop {
+            let (status, body) = ask(ops, room).await?;
+            if status != StatusCode::SERVICE_UNAVAILABLE {
+                return read(status, &body);
+            }
+            sleep(AGAIN_AFTER).await;
+        }
+    };
+    match timeout(NOT_THERE_YET, asking).await {
+        Ok(looked) => looked,
+        Err(_) => look(ops, room).await,
+    }
+}
+
 /// Reads the room once.
 pub(crate) async fn look(ops: &Asker, room: &str) -> Result<RoomLook, String> {
-    let (status, body) = ops.ask(Method::GET, &format!("/v1/rooms/{room}"), "").await?;
+    let (status, body) = ask(ops, room).await?;
+    read(status, &body)
+}
+
+async fn ask(ops: &Asker, room: &str) -> Result<(StatusCode, Bytes), String> {
+    ops.ask(Method::GET, &format!("/v1/rooms/{room}"), "").await
+}
+
+fn read(status: StatusCode, body: &[u8]) -> Result<RoomLook, String> {
     if status != StatusCode::OK {
         return Err(format!("the room was answered {status}"));
     }
-    serde_json::from_slice(&body).map_err(|unreadable| format!("the room cannot be read: {unreadable}"))
+    serde_json::from_slice(body).map_err(|unreadable| format!("the room cannot be read: {unreadable}"))
 }
 
 #[cfg(test)]

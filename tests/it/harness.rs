@@ -1,10 +1,12 @@
 //! What tests need of the world: a real Redis on a unix socket, a clock to move, a deadline for every wait.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
@@ -185,6 +187,14 @@ pub async fn up(store: &Store) {
         .await
         .expect("the store connects in time")
         .expect("the store lives");
+}
+
+/// An address where nobody listens, and where for as long as the socket lives nobody will.
+pub fn nowhere() -> (Socket, SocketAddr) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+    let at = socket.local_addr().ok().and_then(|at| at.as_socket()).expect("its address");
+    (socket, at)
 }
 
 /// Waits until it is so, or fails.

@@ -4,11 +4,10 @@ use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::process::Command;
 
 use super::{Listener, hold, stock};
-use crate::harness::{World, stocked};
+use crate::harness::{World, nowhere, stocked};
 
 const TOKEN: &str = "0123456789abcdef";
 
@@ -125,9 +124,8 @@ async fn what_goes_wrong_is_said_in_a_sentence() {
         assert!(said.starts_with("waitgate: ") && said.contains(sentence), "{words:?}: {said}");
     }
     // A port that nobody listens on.
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", free.local_addr().unwrap());
-    drop(free);
+    let (_taken, nobody) = nowhere();
+    let url = format!("http://{nobody}");
     let said = room(&url, &["list"]).await;
     assert_eq!(said.code, Some(1));
     for part in ["cannot reach", "Is the gateway running?", "--url", "`ops.listen`"] {

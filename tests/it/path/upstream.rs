@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use waitgate::config;
 
 use crate::backend::{Backend, Front, Treatment, Wire, http2, limits, nothing, settings, until};
-use crate::harness::StillTime;
+use crate::harness::{StillTime, nowhere};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const GET: &str = "GET /x HTTP/1.1\r\nHost: shop.example\r\n\r\n";
@@ -98,7 +98,7 @@ async fn connections_are_used_again() {
 
 #[tokio::test]
 async fn no_backend_is_502_and_nothing_was_sent() {
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let (_taken, gone) = nowhere();
     let front = Front::with(
         format!("http://{gone}").parse().unwrap(),
         limits(),

@@ -1,15 +1,14 @@
 //! Several backends of one shop: who gets a request, who is left alone, who is asked how it is.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use http::Uri;
-use socket2::{Domain, Socket, Type};
 use waitgate::config::{self, Health};
 
 use crate::backend::{Backend, Front, Treatment, limits, settings, until};
+use crate::harness::nowhere;
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok";
@@ -17,14 +16,6 @@ const POST: &str = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok";
 async fn among(backends: &[&Backend], settings: config::Upstream) -> Front {
     let origins: Vec<Uri> = backends.iter().map(|backend| backend.origin()).collect();
     Front::among(&origins, limits(), settings, Treatment::default()).await
-}
-
-/// Nobody listens here, and for as long as the socket lives nobody will.
-fn nowhere() -> (Socket, Uri) {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-    let port = socket.local_addr().unwrap().as_socket().unwrap().port();
-    (socket, format!("http://127.0.0.1:{port}").parse().unwrap())
 }
 
 /// A backend that is busy with a slow request gets no second one while another has nothing to do; among equals each has its turn.
@@ -71,6 +62,7 @@ async fn equals_have_their_turns() {
 async fn who_cannot_be_reached_costs_nobody_an_answer() {
     let there = Backend::plain().await;
     let (_taken, nowhere) = nowhere();
+    let nowhere: Uri = format!("http://{nowhere}").parse().unwrap();
     let front = Front::among(&[nowhere, there.origin()], limits(), settings(), Treatment::default()).await;
     for number in 0..20 {
         let asked = if number % 2 == 0 { GET } else { POST };
@@ -97,6 +89,7 @@ async fn all_bad_is_still_tried() {
     })
     .await;
     let (_taken, nowhere) = nowhere();
+    let nowhere: Uri = format!("http://{nowhere}").parse().unwrap();
     let front = Front::among(&[nowhere, flapping.origin()], limits(), settings(), Treatment::default()).await;
     for _ in 0..12 {
         assert_eq!(front.ask(GET).await.status(), 502);

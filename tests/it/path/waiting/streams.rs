@@ -220,22 +220,22 @@ async fn streams_are_counted_while_they_are_open() {
     let site = Site::open(LINE).await;
     let visitor = site.visitor();
     visitor.stand().await;
-    let open = async |kind: &str| {
-        site.metric(&format!("waitgate_waiting_streams{{room=\"42\",kind=\"{kind}\"}}"))
-            .await
+    let counted = async |kind: &str, number: u8| {
+        let is = async || {
+            let line = site
+                .metric(&format!("waitgate_waiting_streams{{room=\"42\",kind=\"{kind}\"}}"))
+                .await;
+            line.is_some_and(|line| line.ends_with(&format!(" {number}")))
+        };
+        within(&format!("{number} of {kind}"), is).await;
     };
     let (stream, socket) = (visitor.events().await, visitor.socket(&[]).await.expect("a socket"));
-    within("both are counted", async || {
-        let (sse, ws) = (open("sse").await, open("ws").await);
-        sse.is_some_and(|line| line.ends_with(" 1")) && ws.is_some_and(|line| line.ends_with(" 1"))
-    })
-    .await;
-    drop((stream, socket));
-    within("and gone", async || {
-        let (sse, ws) = (open("sse").await, open("ws").await);
-        sse.is_some_and(|line| line.ends_with(" 0")) && ws.is_some_and(|line| line.ends_with(" 0"))
-    })
-    .await;
+    counted("sse", 1).await;
+    counted("ws", 1).await;
+    drop(socket);
+    counted("ws", 0).await;
+    drop(stream);
+    counted("sse", 0).await;
 }
 
 /// A stream of HTTP/1.1 goes over the wire as any answer: a head with its framing, chunks, a last one and the end. What a client sends meanwhile is
