@@ -1,4 +1,4 @@
-//! What can be typed: `waitgate serve`, `check`, `demo`, `rehearse`, `room`, `backends`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
+//! What can be typed: `waitgate serve`, `check`, `doctor`, `demo`, `rehearse`, `room`, `backends`, `reload` and `keys`; and the two hidden commands with which the demo starts its crowd and its shop.
 //!
 //! Reading the command line is one step ([`Cli::prepare`]), doing what it says another ([`Work::run`]), because settings say how many threads
 //! the runtime between them gets. Exit codes: 0 it went well, 1 something broke, 2 the command line is wrong, 78 the settings are wrong.
@@ -16,6 +16,7 @@ use crate::clock::{Clock, millis};
 use crate::config::{self, AccessTarget, Config, Log, LogFormat};
 use crate::crowd::{self, CrowdOptions};
 use crate::demo::{self, DemoOptions};
+use crate::doctor;
 use crate::ops::client::{self, Reach, RoomCommand};
 use crate::rehearse::{self, RehearseOptions};
 use crate::serve::{self, Outside};
@@ -48,6 +49,14 @@ enum Command {
     Serve(ConfigFile),
     /// Say what is wrong with a configuration, or print the settings in force
     Check(ConfigFile),
+    /// Look at a configuration, its store and this machine for what bites during a sale
+    Doctor {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// How many visitors are expected
+        #[arg(long, value_name = "N", default_value_t = 100_000)]
+        visitors: u64,
+    },
     /// Show it all on this machine: a shop, a sale and a crowd
     Demo(DemoOptions),
     /// Send a crowd to a gateway of yours, and see what it keeps of what it promises
@@ -100,6 +109,7 @@ pub struct Work(Kind);
 #[derive(Debug)]
 enum Kind {
     Serve(Box<Config>, Outside),
+    Doctor(Box<Config>, u64),
     Demo(DemoOptions),
     Rehearse(RehearseOptions),
     Room(RoomCommand),
@@ -129,6 +139,11 @@ impl Cli {
                     ..Outside::default()
                 };
                 Kind::Serve(Box::new(config), outside)
+            }
+            Command::Doctor { file, visitors } => {
+                let config = load(&file.config)?;
+                start_log(&quiet(), log)?;
+                Kind::Doctor(Box::new(config), visitors)
             }
             Command::Demo(options) => {
                 start_log(&quiet(), log)?;
@@ -161,7 +176,7 @@ impl Work {
     pub fn workers(&self) -> Option<usize> {
         match &self.0 {
             Kind::Serve(..) => Some(1),
-            Kind::Room(_) | Kind::Backends(_) | Kind::Reload(_) => Some(1),
+            Kind::Room(_) | Kind::Backends(_) | Kind::Reload(_) | Kind::Doctor(..) => Some(1),
             Kind::Rehearse(_) | Kind::Crowd(_) => Some(1),
             Kind::Demo(_) | Kind::Shop(_) => None,
         }
@@ -189,6 +204,7 @@ impl Work {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(fault) => complain(BROKE, &fault.to_string()),
             },
+            Kind::Doctor(config, visitors) => doctor::run(&config, visitors).await,
             Kind::Demo(options) => demo::run(options).await,
             Kind::Rehearse(options) => rehearse::run(options).await,
             Kind::Room(command) => end(client::run(command).await),

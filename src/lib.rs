@@ -49,4 +49,5 @@ pub mod shop;
 pub mod crowd;
 pub mod demo;
 pub mod rehearse;
+pub mod doctor;
 pub mod cli;

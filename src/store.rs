@@ -11,6 +11,7 @@
 
 mod dial;
 pub mod embedded;
+pub mod examine;
 pub mod keys;
 pub mod news;
 mod question;

@@ -9,6 +9,7 @@ mod cli;
 mod config;
 mod crew;
 mod demo;
+mod doctor;
 mod faults;
 mod frames;
 mod gateway;
