@@ -250,9 +250,10 @@ impl RoomStore {
             _ => return Err(words.unheard()),
         }
         let (epoch, frontier, last) = (words.number()?, words.number()?, words.number()?);
-        let blocks = (0..words.number()?)
+        let mut blocks = (0..words.number()?)
             .map(|_| Ok((words.number()?, words.number()?)))
             .collect::<Result<Vec<_>, StoreFault>>()?;
+        blocks.sort_unstable();
         let first = (0..words.left()).map(|_| words.score()).collect::<Result<_, _>>()?;
         Ok(Some(Measured {
             epoch,
