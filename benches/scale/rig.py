@@ -138,8 +138,8 @@ class Redis(Program):
     def keys(self, *names):
         return [f"{{wg:42}}:{name}" for name in names]
 
-    def fill(self, first, count, group=500):
-        """So many tickets join by the gateway's own script."""
+    def fill(self, first, count, group=500, in_flight=1):
+        """So many tickets join by the gateway's own script; a gateway has one call in flight."""
         sha = self.script("join")
         keys = self.keys("room", "line", "blocks", "away", "passed", "called", "sessions", "gone", "fates")
         waiting = 0
@@ -149,7 +149,7 @@ class Redis(Program):
                 asked += [f"bulk{number:018d}", "0", "join"]
             self.send("EVALSHA", sha, len(keys), *keys, 0, 600000, *asked)
             waiting += 1
-            if waiting == 16:
+            if waiting == in_flight:
                 self.read()
                 waiting -= 1
         for _ in range(waiting):

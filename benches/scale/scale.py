@@ -315,7 +315,7 @@ class Bench:
         """How much two workers do of what one does, by the CPU each answer takes: load and Redis run on the same two cores."""
         for name in ("no", "join"):
             costs = {}
-            for _ in range(self.small(5, 1)):
+            for _ in range(self.small(3, 1)):
                 for workers in (1, 2):
                     place = self.folder()
                     redis = Redis(place)
