@@ -2,7 +2,7 @@
 
 import math
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 560, 70, 330, 30, 50
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 560, 70, 370, 30, 50
 COLOURS = ["#0b6e4f", "#c84630", "#2f5d9f", "#8a5a00", "#6b3fa0", "#a3195b", "#3d7a8a", "#5c5c5c"]
 
 

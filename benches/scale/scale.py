@@ -139,6 +139,7 @@ class Bench:
         median = {name: [statistics.median(run[part] for run in of) for part in range(3)] for name, of in runs.items()}
         for name, (first, last, used) in median.items():
             self.row(f"fan-out to {size:,} streams, {name}", f"first after {first:.1f} ms, last after {last:.0f} ms, {used:.1f} µs of CPU a stream")
+        self.grows("fan-out, ms to the last stream", size, median["waitgate"][1])
         floor = self.bare_sends(size)
         self.row("the same bytes by bare send() from one loop", f"{floor:.1f} µs of CPU a stream")
         p99 = sorted(waits)[len(waits) * 99 // 100]
