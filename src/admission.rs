@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::fault::StoreFault;
 use crate::gateway::Gateway;
+use crate::peers;
 use crate::queue::positions::Positions;
 use crate::queue::seed;
 use crate::room::Door;
@@ -40,6 +41,7 @@ pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: Cancellati
         hall,
         read_at: None,
         second_at: None,
+        greeted_at: None,
         complained: false,
     };
     let mut ticks = interval(TICK);
@@ -65,6 +67,8 @@ pub async fn run(hall: Arc<Hall>, mut news: Receiver<News>, draining: Cancellati
     } else {
         feed.close().await;
     }
+    // Should nobody hear this, the others forget it in a few seconds.
+    let _unheard = rounds.hall.room.store.greet(rounds.hall.peers.name(), "").await;
 }
 
 /// Keeps limits, remembered admissions and keys tidy until the gateway stops.
@@ -97,6 +101,7 @@ struct Rounds {
     hall: Arc<Hall>,
     read_at: Option<Instant>,
     second_at: Option<Instant>,
+    greeted_at: Option<Instant>,
     complained: bool,
 }
 
@@ -196,6 +201,11 @@ impl Rounds {
         if !hall.room.live().store_up {
             return;
         }
+        if passed(&mut self.greeted_at, peers::EVERY)
+            && let Err(fault) = greet(&hall).await
+        {
+            tracing::debug!(room = hall.room.id, %fault, "the other gateways could not be asked");
+        }
         if let Err(fault) = self.count_and_sweep().await {
             tracing::warn!(room = hall.room.id, %fault, "the line could not be counted or swept this second");
         }
@@ -229,6 +239,14 @@ impl Rounds {
         }
         Ok(())
     }
+}
+
+/// Says to the other gateways of the room that this one is here, and hears of them.
+async fn greet(hall: &Hall) -> Result<(), StoreFault> {
+    let words = hall.peers.words(&hall.room.settings());
+    let greetings = hall.room.store.greet(hall.peers.name(), &words).await?;
+    hall.peers.hear(&hall.room.id, greetings);
+    Ok(())
 }
 
 fn adds_up(stock: Stock) -> bool {

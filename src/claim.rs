@@ -13,7 +13,7 @@ use crate::config;
 use crate::fault::StoreFault;
 use crate::queue::terms;
 use crate::room::Room;
-use crate::store::scripts::{Asked, Gate, Verdict};
+use crate::store::scripts::{Answer, Asked, Gate, Verdict};
 use crate::token::Admission;
 use crate::token::keys::random_id;
 
@@ -42,6 +42,8 @@ pub enum Attempt {
 #[derive(Clone, Debug)]
 pub struct Claim {
     asked: Asked,
+    /// How many replicas must have it before anybody hears of it, and how long they have.
+    replicas: (u64, Duration),
 }
 
 impl Claim {
@@ -66,7 +68,10 @@ impl Claim {
             hold_ms: millis(settings.hold),
             flight_ms: first_byte_ms + FLIGHT_MARGIN_MS,
         };
-        Ok(Self { asked })
+        Ok(Self {
+            asked,
+            replicas: (settings.replicas, settings.replicas_timeout),
+        })
     }
 
     /// The key the client chose; empty when it chose none.
@@ -86,9 +91,8 @@ impl Claim {
     /// # Errors
     /// The store did not answer.
     pub async fn ask(&self, room: &Room) -> Result<Gate, StoreFault> {
-        let first = room.store.claim(&self.asked).await;
-        let gate = match first {
-            Err(StoreFault::Unknown(_)) => room.store.claim(&self.asked).await?,
+        let gate = match self.attempt(room).await {
+            Err(StoreFault::Unknown(_)) => self.attempt(room).await?,
             answer => answer?,
         };
         Ok(match gate {
@@ -96,6 +100,34 @@ impl Claim {
             Gate::Already { reservation, .. } if reservation.id == self.asked.reservation => Gate::Reserved(reservation),
             gate => gate,
         })
+    }
+
+    /// Asks once. What holds units is true only when as many replicas as the room wants have it, too.
+    async fn attempt(&self, room: &Room) -> Result<Gate, StoreFault> {
+        let (replicas, limit) = self.replicas;
+        if replicas == 0 {
+            return room.store.claim(&self.asked).await;
+        }
+        let primary = room.store.primary()?;
+        let gate = room.store.claim(&self.asked).await?;
+        let (Gate::Reserved(reservation) | Gate::Already { reservation, .. }) = &gate else {
+            return Ok(gate);
+        };
+        let copied = room.store.copied(&primary, replicas, limit).await;
+        if let Err(fault) = copied {
+            // It will not be sent now. Whoever was told to send it gives that back, or the next attempt waits for an answer that never comes.
+            if !matches!(
+                &gate,
+                Gate::Already {
+                    answer: Answer::InFlight | Answer::Kept(_),
+                    ..
+                }
+            ) {
+                let _later = room.store.answer(&reservation.id, None).await;
+            }
+            return Err(fault);
+        }
+        Ok(gate)
     }
 }
 

@@ -299,7 +299,7 @@ pub struct Room {
 pub enum OnStoreLoss {
     /// It stays shut: the only choice for a room with stock.
     Hold,
-    /// It opens: visitors pass, at the room's rate, per gateway.
+    /// It opens: visitors pass, at the room's rate, shared by the gateways seen last.
     Open,
 }
 
@@ -349,6 +349,10 @@ pub struct Claim {
     pub max_body_bytes: usize,
     /// How long idempotency keys and finished reservations are remembered.
     pub memory: Duration,
+    /// How many replicas of the store must have a claim before it is sent on.
+    pub replicas: u64,
+    /// How long they have.
+    pub replicas_timeout: Duration,
 }
 
 /// Something that is never logged or printed.

@@ -166,8 +166,14 @@ async fn about_store(store: &Store, config: &Config, visitors: u64) -> Vec<Findi
         return vec![bad(format!("the store does not answer within {} s", FIRST_ANSWER.as_secs()))];
     }
     let sells = config.rooms.iter().any(|room| room.stock.is_some());
+    let claims = config.rooms.iter().filter_map(|room| room.claim.as_ref());
+    let copies = claims.map(|claim| claim.replicas).max().unwrap_or(0);
     match store.examine().await {
-        Ok(servers) => servers.iter().flat_map(|server| about(server, visitors, sells)).collect(),
+        Ok(servers) => {
+            let copies = servers.iter().filter_map(|server| about_copies(server, copies)).collect::<Vec<_>>();
+            let all = servers.iter().flat_map(|server| about(server, visitors, sells));
+            all.chain(copies).collect()
+        }
         Err(fault) => vec![bad(format!("the store cannot be asked about itself: {fault}"))],
     }
 }
@@ -232,6 +238,16 @@ fn about(server: &Examined, visitors: u64, sells: bool) -> Vec<Finding> {
         fine(format!("{host}: an answer takes {} µs", server.round_trip.as_micros()))
     });
     findings
+}
+
+/// Whether claims that wait for replicas will ever be answered.
+fn about_copies(server: &Examined, wanted: u64) -> Option<Finding> {
+    let (host, replicas) = (&server.host, server.replicas?);
+    (replicas < wanted).then(|| {
+        bad(format!(
+            "{host}: has {replicas} replicas, and claim.replicas is {wanted}: no claim would be answered"
+        ))
+    })
 }
 
 fn about_memory(server: &Examined, visitors: u64) -> Finding {

@@ -81,6 +81,14 @@ pub enum StoreFault {
         /// What came back, shortened.
         answer: String,
     },
+    /// Done, but too few replicas have it yet: it may be lost with the primary. The same operation may be asked again.
+    #[error("{had} of {wanted} replicas have it")]
+    Copies {
+        /// How many must have it.
+        wanted: u64,
+        /// How many do.
+        had: u64,
+    },
     /// Too much is waiting for the store already.
     #[error("too much is waiting for the store")]
     Full,
@@ -101,7 +109,12 @@ impl Fault {
             Self::Upstream(UpstreamFault::Busy) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Upstream(UpstreamFault::Connect(_) | UpstreamFault::Broken(_) | UpstreamFault::Malformed(_)) => StatusCode::BAD_GATEWAY,
             Self::Store(
-                StoreFault::Away | StoreFault::Unknown(_) | StoreFault::Refused(_) | StoreFault::Nonsense { .. } | StoreFault::Full,
+                StoreFault::Away
+                | StoreFault::Unknown(_)
+                | StoreFault::Refused(_)
+                | StoreFault::Nonsense { .. }
+                | StoreFault::Copies { .. }
+                | StoreFault::Full,
             ) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Us(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -120,9 +133,13 @@ impl Fault {
             Self::Upstream(UpstreamFault::Busy) => "backend_busy",
             Self::Upstream(UpstreamFault::Broken(_)) => "backend_broke",
             Self::Upstream(UpstreamFault::Malformed(_)) => "backend_malformed",
-            Self::Store(StoreFault::Away | StoreFault::Unknown(_) | StoreFault::Refused(_) | StoreFault::Nonsense { .. }) => {
-                "store_unavailable"
-            }
+            Self::Store(
+                StoreFault::Away
+                | StoreFault::Unknown(_)
+                | StoreFault::Refused(_)
+                | StoreFault::Nonsense { .. }
+                | StoreFault::Copies { .. },
+            ) => "store_unavailable",
             Self::Store(StoreFault::Full) => "busy",
             Self::Us(_) => "internal_error",
         }
@@ -139,7 +156,7 @@ impl Fault {
     pub fn may_have_run(&self) -> bool {
         match self {
             Self::Upstream(UpstreamFault::Timeout | UpstreamFault::Broken(_) | UpstreamFault::Malformed(_))
-            | Self::Store(StoreFault::Unknown(_) | StoreFault::Nonsense { .. })
+            | Self::Store(StoreFault::Unknown(_) | StoreFault::Nonsense { .. } | StoreFault::Copies { .. })
             | Self::Us(_) => true,
             Self::Client(_)
             | Self::Upstream(UpstreamFault::Connect(_) | UpstreamFault::Busy)

@@ -34,6 +34,7 @@ pub mod visitor;
 pub mod limit;
 pub mod room;
 pub mod token;
+pub mod peers;
 pub mod queue;
 pub mod claim;
 pub mod response;

@@ -26,9 +26,11 @@ use crate::config;
 use crate::visitor::Address;
 
 mod networks;
+mod open_door;
 
 pub use networks::Listed;
 use networks::Networks;
+pub use open_door::OpenDoor;
 
 /// Over a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,6 +39,7 @@ use crate::body::Body;
 use crate::config;
 use crate::fault::{Fault, StoreFault};
 use crate::intake;
+use crate::peers::Peers;
 use crate::response::problem::Problem;
 use crate::store::scripts::{Settled, Shown, Terms, Tuned, Verdict};
 use crate::store::{RoomStore, Store};
@@ -83,6 +84,8 @@ pub struct OpsRoom {
     pub store: RoomStore,
     /// Its terms: how long what is settled is remembered.
     pub terms: Terms,
+    /// Its gateways.
+    pub peers: Arc<Peers>,
 }
 
 /// What a path asks for.
@@ -275,6 +278,9 @@ impl Ops {
         }
         let mut written = self.metrics.encode();
         written.push_str(&shown::metrics(&shown));
+        let ready = known.iter().filter(|room| shown.iter().any(|(id, _)| *id == room.id));
+        let peers: Vec<_> = ready.map(|room| (room.id.as_str(), room.peers.all())).collect();
+        written.push_str(&shown::peer_metrics(&peers));
         written.push_str(&backends::metrics(&self.backends()));
         text(StatusCode::OK, METRICS_TYPE, written)
     }
@@ -288,7 +294,7 @@ impl Ops {
         let shown = join_all(known.iter().map(|room| room.store.show())).await;
         for (room, shown) in known.iter().zip(shown) {
             match shown.map_err(unread)? {
-                Some(shown) => now.rooms.push(RoomNow::new(&room.id, &shown)),
+                Some(shown) => now.rooms.push(RoomNow::new(&room.id, &shown).at(&room.peers)),
                 None => now.not_ready.push(room.id.clone()),
             }
         }
@@ -298,7 +304,7 @@ impl Ops {
     async fn show(&self, room: &OpsRoom) -> Result<Response<Body>, Problem> {
         let shown = room.store.show().await.map_err(unread)?;
         let shown = shown.ok_or_else(not_ready)?;
-        Ok(answer(StatusCode::OK, &RoomNow::new(&room.id, &shown)))
+        Ok(answer(StatusCode::OK, &RoomNow::new(&room.id, &shown).at(&room.peers)))
     }
 
     async fn change(&self, room: &OpsRoom, operation: &Operation, body: &[u8]) -> Result<Response<Body>, Problem> {

@@ -21,6 +21,7 @@ use crate::fault::StoreFault;
 use crate::gateway::Gateway;
 use crate::limit::Limits;
 use crate::ops::{ConfigNow, Ops};
+use crate::peers::Me;
 use crate::response::pages::{Pages, PagesError};
 use crate::server::{self, ListenerSettings, Live};
 use crate::stop::Stop;
@@ -166,7 +167,13 @@ impl Serving {
         let own = OwnThread::start()?;
         let (store, embedded) = open_store(&config.store, &clock, &house, &own).await?;
 
-        let mut keeper = Keeper::new(store.clone(), clock.clone(), stop.clone(), own.handle());
+        let mut keeper = Keeper::new(
+            store.clone(),
+            clock.clone(),
+            stop.clone(),
+            own.handle(),
+            Me::new(addresses.operators, Arc::clone(&house.tokens)),
+        );
         let rounds = keeper.rounds.clone();
         let plan = keeper.plan(&config, &house)?;
         keeper.take_over(&plan);

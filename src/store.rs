@@ -9,6 +9,7 @@
 //! One task watches the connections (`watch`): who are the primaries (`survey`), connect (`dial`), up; a `PING` each half second; on a
 //! failure, look again. Another ([`news`]) holds the subscriptions. What is stored where: [`keys`]. What is done to it: [`scripts`].
 
+mod copies;
 mod dial;
 pub mod embedded;
 pub mod examine;
@@ -32,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::config::Site;
 use crate::fault::StoreFault;
+use crate::store::copies::Copies;
+pub use crate::store::copies::Primary;
 use crate::store::dial::Dialer;
 use crate::store::keys::Keys;
 pub use crate::store::news::News;
@@ -80,12 +83,19 @@ pub struct Store {
 }
 
 /// One room in the store. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RoomStore {
     store: Store,
     keys: Arc<Keys>,
     slot: u16,
     id: Arc<str>,
+    copies: Arc<Copies>,
+}
+
+impl std::fmt::Debug for RoomStore {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.debug_struct("RoomStore").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 struct Inner {
@@ -173,6 +183,7 @@ impl Store {
             slot: slot(keys.get(keys::Key::Room)),
             keys,
             id: id.into(),
+            copies: Arc::default(),
         }
     }
 

@@ -159,6 +159,12 @@ impl Tokens {
         self.ring.load().jwks()
     }
 
+    /// The names of the keys that are believed, sorted.
+    #[must_use]
+    pub fn key_ids(&self) -> Vec<String> {
+        self.ring.load().ids()
+    }
+
     /// How long a ticket is good for.
     #[must_use]
     pub fn ticket_ttl_s(&self) -> u64 {

@@ -98,6 +98,16 @@ fn read_config(root: &Section<'_>, file: &Path) -> Option<Config> {
     let (server, fallback) = server?;
     let tokens = tokens?;
     let mut rooms = rooms?;
+    let copied = rooms
+        .iter()
+        .find(|room| room.claim.as_ref().is_some_and(|claim| claim.replicas > 0));
+    if let (Some(room), Some(None)) = (copied, store.as_ref().map(|store| &store.site)) {
+        let sentence = format!(
+            "rooms.{}.claim.replicas asks for replicas, and a private store has none: name a Redis that has",
+            room.id
+        );
+        root.section("store").wrong("url", sentence);
+    }
     for room in &mut rooms {
         room.memory = room
             .claim

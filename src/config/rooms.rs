@@ -108,6 +108,8 @@ fn read_claim(section: &Section<'_>) -> Option<Claim> {
         units_field: section.get("units_field", word)?,
         max_body_bytes: section.get("max_body", sized(1, 64 << 20))?,
         memory: section.get("memory", duration)?,
+        replicas: section.get("replicas", count(0, 16))?,
+        replicas_timeout: section.get("replicas_timeout", duration)?,
     };
     if claim.memory < claim.hold {
         section.wrong(

@@ -356,6 +356,8 @@ fn show_claim(page: &mut Page, room: &str, claim: &Claim) {
     page.text("units_field", &claim.units_field);
     page.size("max_body", claim.max_body_bytes as u64);
     page.time("memory", claim.memory);
+    page.bare("replicas", &claim.replicas);
+    page.time("replicas_timeout", claim.replicas_timeout);
 }
 
 fn show_login(page: &mut Page, room: &str, login: &Login) {

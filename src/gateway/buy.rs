@@ -81,7 +81,7 @@ impl Gateway {
             Ok(gate) => gate,
             Err(fault) => {
                 hall.metrics.claimed("store_unavailable");
-                if matches!(fault, StoreFault::Unknown(_)) {
+                if matches!(fault, StoreFault::Unknown(_) | StoreFault::Copies { .. }) {
                     // It may have taken units, and nothing was sent: the next attempt need not wait for an answer that never comes.
                     self.write_down_later(room, End::unknown(claim.reservation()));
                 }

@@ -155,7 +155,7 @@ impl Gateway {
     fn open_door(&self, hall: &Hall, ticket: &Ticket, user: Option<&str>) -> Result<Option<Pass>, Fault> {
         let settings = &hall.settings;
         let lost = !hall.room.live().store_up && settings.on_store_loss == OnStoreLoss::Open;
-        if !lost || hall.open_door.as_ref().is_none_or(|limiter| limiter.check().is_err()) {
+        if !lost || hall.open_door.as_ref().is_none_or(|door| !door.lets_pass(hall.peers.count())) {
             return Ok(None);
         }
         let until_ms = hall.room.now_ms() + millis(settings.admission_ttl);

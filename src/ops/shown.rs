@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::UnixMs;
 use crate::config::Rate;
+use crate::peers::{Peer, Peers};
 use crate::store::scripts::{Held, Reservation, Shown, Stock};
 
 /// What a room is doing, in a word. When several are true, the first of this list is said.
@@ -92,6 +93,9 @@ pub struct RoomNow {
     pub version: u64,
     /// The store's clock when all this was true.
     pub now_ms: UnixMs,
+    /// The gateways of the room, as the one that answers heard of them last.
+    #[serde(default)]
+    pub gateways: Vec<Peer>,
 }
 
 /// The stock of a room.
@@ -167,7 +171,15 @@ impl RoomNow {
             epoch: shown.epoch,
             version: shown.version,
             now_ms: shown.now_ms,
+            gateways: Vec::new(),
         }
+    }
+
+    /// The same, with the room's gateways.
+    #[must_use]
+    pub fn at(mut self, peers: &Peers) -> Self {
+        self.gateways = peers.all();
+        self
     }
 }
 
@@ -293,6 +305,35 @@ pub(super) fn metrics(rooms: &[(&str, Shown)]) -> String {
                 text,
                 "# HELP waitgate_room_{name} {sentence}\n# TYPE waitgate_room_{name} {kind}\n{samples}"
             );
+        }
+    }
+    text
+}
+
+/// A count of gateways: its name, its sentence, and how it is counted.
+type Counted = (&'static str, &'static str, fn(&[Peer]) -> usize);
+
+/// How many gateways each room has, and how many of them go by other settings than this one.
+pub(super) fn peer_metrics(rooms: &[(&str, Vec<Peer>)]) -> String {
+    let counts: [Counted; 2] = [
+        (
+            "gateways",
+            "Gateways of the room that were heard of in the last seconds.",
+            <[Peer]>::len,
+        ),
+        (
+            "settings_differ",
+            "Gateways of the room that go by other settings than this one.",
+            |peers| peers.iter().filter(|peer| !peer.differs.is_empty()).count(),
+        ),
+    ];
+    let mut text = String::new();
+    for (name, sentence, count) in counts {
+        if !rooms.is_empty() {
+            let _ = write!(text, "# HELP waitgate_room_{name} {sentence}\n# TYPE waitgate_room_{name} gauge\n");
+        }
+        for (id, peers) in rooms {
+            let _ = writeln!(text, "waitgate_room_{name}{{room=\"{id}\"}} {}", count(peers));
         }
     }
     text

@@ -4,12 +4,9 @@
 //! for every set. So a reload drops no stream and forgets no place, and a request sees one set of settings from end to end.
 
 use std::collections::HashMap;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dashmap::DashMap;
-use governor::{DefaultDirectRateLimiter, Quota};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,7 +15,9 @@ use super::StartFault;
 use crate::admission;
 use crate::clock::Clock;
 use crate::config::{self, Config, OnStoreLoss};
+use crate::limit::OpenDoor;
 use crate::ops::OpsRoom;
+use crate::peers::{Me, Peers};
 use crate::queue::{Line, terms};
 use crate::room::Room;
 use crate::stop::Stop;
@@ -39,6 +38,8 @@ pub(super) struct Keeper {
     pub(super) stop: Stop,
     /// Where the line's tasks run.
     pub(super) thread: Handle,
+    /// This process, as other gateways are told.
+    me: Arc<Me>,
     running: HashMap<String, Running>,
     gone: Vec<Arc<Hall>>,
 }
@@ -65,19 +66,21 @@ impl Plan {
                 id: hall.room.id.clone(),
                 store: hall.room.store.clone(),
                 terms: terms(&hall.settings),
+                peers: Arc::clone(&hall.peers),
             })
             .collect()
     }
 }
 
 impl Keeper {
-    pub(super) fn new(store: Store, clock: Clock, stop: Stop, thread: Handle) -> Self {
+    pub(super) fn new(store: Store, clock: Clock, stop: Stop, thread: Handle, me: Me) -> Self {
         Self {
             store,
             clock,
             rounds: TaskTracker::new(),
             stop,
             thread,
+            me: Arc::new(me),
             running: HashMap::new(),
             gone: Vec::new(),
         }
@@ -102,10 +105,11 @@ impl Keeper {
             Some(Running { hall, .. }) => (Arc::clone(&hall.room), Arc::clone(&hall.line), Arc::clone(&hall.feed)),
             None => self.begin(&settings, house, &end),
         };
+        let peers = known.map_or_else(|| Arc::new(Peers::new(Arc::clone(&self.me))), |known| Arc::clone(&known.hall.peers));
         let same_rate = known.filter(|known| known.hall.settings.rate == settings.rate);
         let open_door = (settings.on_store_loss == OnStoreLoss::Open).then(|| {
             let kept = same_rate.and_then(|known| known.hall.open_door.clone());
-            kept.unwrap_or_else(|| Arc::new(open_door(&settings)))
+            kept.unwrap_or_else(|| Arc::new(OpenDoor::new(settings.rate)))
         });
         let hall = Arc::new(Hall {
             names: Names::new(house.cookies, &settings.id),
@@ -115,6 +119,7 @@ impl Keeper {
             sold_out_pages: DashMap::new(),
             login,
             open_door,
+            peers,
             settings,
             room,
             line,
@@ -170,16 +175,4 @@ impl Keeper {
         self.gone.drain(..too_many);
         self.gone.iter().filter(|hall| !stays(&hall.room.id)).cloned().collect()
     }
-}
-
-/// The room's rate, for this process alone.
-fn open_door(settings: &config::Room) -> DefaultDirectRateLimiter {
-    let milli = settings.rate.milli().max(1);
-    let period = Duration::from_nanos(1_000_000_000_000 / milli).max(Duration::from_nanos(1));
-    let quota = Quota::with_period(period).unwrap_or(Quota::per_second(NonZeroU32::MIN));
-    let burst = u32::try_from(milli / 1000)
-        .ok()
-        .and_then(NonZeroU32::new)
-        .unwrap_or(NonZeroU32::MIN);
-    DefaultDirectRateLimiter::direct(quota.allow_burst(burst))
 }

@@ -79,7 +79,12 @@ impl Dialer {
 
     /// A connection for questions.
     pub(super) async fn link(&self, host: &Host) -> Result<Link, RedisError> {
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(self.options.call_timeout));
+        self.patient_link(host, Duration::ZERO).await
+    }
+
+    /// The same, whose answers may take so much longer.
+    pub(super) async fn patient_link(&self, host: &Host, longer: Duration) -> Result<Link, RedisError> {
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(self.options.call_timeout + longer));
         let reach = async {
             let stream = self.stream(host).await?;
             MultiplexedConnection::new_with_config(&self.login, stream, config).await

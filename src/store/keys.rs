@@ -1,7 +1,7 @@
 //! Every key of a room. They share one hash tag, so a cluster keeps a room on one node, and no script builds a key of its own.
 
 /// The names after the tag; a key's place in the list is its [`Key`].
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 20] = [
     "room",
     "line",
     "blocks",
@@ -20,6 +20,8 @@ const NAMES: [&str; 18] = [
     "claims-log",
     "operations",
     "audit",
+    "mark",
+    "gateways",
 ];
 
 /// One key of a room.
@@ -61,6 +63,10 @@ pub enum Key {
     Operations,
     /// Stream: who changed what.
     Audit,
+    /// String: written before copies are counted; its value means nothing.
+    Mark,
+    /// Hash: gateway → when it was here last, and its words.
+    Gateways,
 }
 
 /// The keys of one room, built once.

@@ -13,7 +13,7 @@ pub use verb::Verb;
 
 /// Every script.
 #[must_use]
-pub fn all() -> [&'static Verb; 12] {
+pub fn all() -> [&'static Verb; 13] {
     [
         &room::SEED,
         &line::JOIN,
@@ -27,6 +27,7 @@ pub fn all() -> [&'static Verb; 12] {
         &room::TUNE,
         &room::SHOW,
         &line::MEASURE,
+        &room::GREET,
     ]
 }
 
@@ -34,6 +35,17 @@ pub fn all() -> [&'static Verb; 12] {
 pub type Epoch = u64;
 /// The number handed out on joining; lower goes first; never changes. Far below 2^53.
 pub type Place = u64;
+
+/// What a gateway of a room said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// Its name.
+    pub name: String,
+    /// How long ago, by the store's clock.
+    pub ago_ms: u64,
+    /// What it goes by.
+    pub words: String,
+}
 
 /// Why a ticket is no longer in the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -155,6 +155,13 @@ impl Keyring {
         self.keys.iter().find(|key| key.kid == kid)
     }
 
+    /// The names of all, sorted.
+    pub(super) fn ids(&self) -> Vec<String> {
+        let mut ids: Vec<String> = self.keys.iter().map(|key| key.kid.clone()).collect();
+        ids.sort();
+        ids
+    }
+
     /// The key that signs now: the newest whose time has come.
     #[must_use]
     pub fn signer(&self, now_ms: UnixMs) -> &Key {

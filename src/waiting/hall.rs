@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use governor::DefaultDirectRateLimiter;
 use http::HeaderMap;
 use http::header::SET_COOKIE;
 use http::response::Parts;
@@ -15,7 +14,8 @@ use crate::access::AccessLog;
 use crate::clock::UnixMs;
 use crate::config;
 use crate::fault::Fault;
-use crate::limit::{Limits, Over};
+use crate::limit::{Limits, OpenDoor, Over};
+use crate::peers::Peers;
 use crate::queue::Line;
 use crate::response::pages::{Language, Pages};
 use crate::room::Room;
@@ -72,7 +72,9 @@ pub struct Hall {
     /// What is told to newcomers once everything is sold, by language.
     pub sold_out_pages: DashMap<Language, Bytes>,
     /// The room's rate in this process, for a room that opens when the store is lost.
-    pub open_door: Option<Arc<DefaultDirectRateLimiter>>,
+    pub open_door: Option<Arc<OpenDoor>>,
+    /// The gateways of the room.
+    pub peers: Arc<Peers>,
 }
 
 /// A page that is the same for all who come within a moment.

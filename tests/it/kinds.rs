@@ -2,6 +2,7 @@
 //! own, loses primaries, and ends them.
 
 mod cluster;
+mod copies;
 mod one;
 mod process;
 mod refusals;

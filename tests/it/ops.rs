@@ -15,9 +15,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use waitgate::config::{self, Secret};
 use waitgate::ops::{Ops, OpsRoom};
+use waitgate::peers::{Me, Peers};
 use waitgate::server::{self, ConnectionLimits, ListenerSettings, Live, PortUse, Scheme, Stop};
 use waitgate::store::scripts::{Asked, Gate, Stock};
 use waitgate::telemetry::Metrics;
+use waitgate::token::Tokens;
 
 use crate::harness::{NOON, TERMS, World, seed, stocked, within};
 
@@ -74,10 +76,18 @@ impl Listener {
             listen: address,
             token: token.map(|token| Secret::new(token.to_owned())),
         };
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut tokens = config::parse("", Path::new("waitgate.toml"))
+            .expect("the defaults are right")
+            .tokens;
+        tokens.key_file = dir.path().join("keys");
+        let tokens = Arc::new(Tokens::new(&tokens, NOON).expect("new keys"));
+        let peers = Arc::new(Peers::new(Arc::new(Me::new(address, tokens))));
         let rooms = ["42", "plain", "absent"].map(|id| OpsRoom {
             id: id.to_owned(),
             store: world.store.room(id),
             terms: TERMS,
+            peers: Arc::clone(&peers),
         });
         let draining = CancellationToken::new();
         let metrics = Arc::new(Metrics::new());

@@ -4,6 +4,7 @@ mod admit;
 mod answer;
 pub mod claim;
 mod depart;
+mod greet;
 mod every;
 mod join;
 mod measure;

@@ -92,6 +92,19 @@ fn columns<const N: usize>(lines: &[[String; N]]) -> String {
     text
 }
 
+/// How many gateways there are, and a line for each that goes by other settings.
+fn gateways(room: &RoomNow) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if !room.gateways.is_empty() {
+        lines.push(("gateways", room.gateways.len().to_string()));
+    }
+    for peer in room.gateways.iter().filter(|peer| !peer.differs.is_empty()) {
+        let settings = peer.differs.join(", ");
+        lines.push(("DIFFERS", format!("{} on {}: other {settings}", peer.operators, peer.host)));
+    }
+    lines
+}
+
 /// One room.
 pub(super) fn room(room: &RoomNow) -> String {
     let mut lines: Vec<(&str, String)> = vec![
@@ -126,6 +139,7 @@ pub(super) fn room(room: &RoomNow) -> String {
         ("ever joined", room.joined_total.to_string()),
         ("ever called", room.called_total.to_string()),
     ]);
+    lines.extend(gateways(room));
     pairs(&lines)
 }
 

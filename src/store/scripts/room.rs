@@ -1,7 +1,7 @@
 //! The scripts of the room as a whole: seed, show, tune.
 
 use super::verb::Verb;
-use super::{Seed, Seeded, Shown, Stock, Tuned, Tuning};
+use super::{Greeting, Seed, Seeded, Shown, Stock, Tuned, Tuning};
 use crate::fault::StoreFault;
 use crate::store::RoomStore;
 use crate::store::keys::Key;
@@ -17,8 +17,36 @@ pub(super) static TUNE: Verb = Verb::new(
     include_str!("../../../lua/tune.lua"),
     &[Key::Room, Key::Operations, Key::Audit],
 );
+pub(super) static GREET: Verb = Verb::new("greet", include_str!("../../../lua/greet.lua"), &[Key::Gateways]);
+
+/// A gateway that has been quiet for so long is forgotten.
+const QUIET_MS: u64 = 10_000;
+/// Gateways that are written down at most.
+const MOST_GATEWAYS: u64 = 256;
 
 impl RoomStore {
+    /// Says that the gateway of this name is here and what it goes by, and hears of all. Without words it leaves.
+    ///
+    /// # Errors
+    /// Any [`StoreFault`]; the same call may be repeated.
+    pub async fn greet(&self, name: &str, words: &str) -> Result<Vec<Greeting>, StoreFault> {
+        let arguments = self.at().text(name).text(words).number(QUIET_MS).number(MOST_GATEWAYS);
+        let mut heard = self.run(&GREET, arguments).await?;
+        if heard.first() != "greeted" {
+            return Err(heard.unheard());
+        }
+        let now_ms = heard.number()?;
+        let mut greetings = Vec::with_capacity(heard.left() / 3);
+        while heard.left() > 0 {
+            greetings.push(Greeting {
+                name: heard.text()?,
+                ago_ms: now_ms.saturating_sub(heard.number()?),
+                words: heard.text()?,
+            });
+        }
+        Ok(greetings)
+    }
+
     /// Makes the room, once.
     ///
     /// # Errors

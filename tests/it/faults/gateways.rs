@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde_json::json;
+use http::Method;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use waitgate::clock::Clock;
 
 use crate::backend::{PATIENCE, soon};
 use crate::between::{Between, Mode};
-use crate::crew::{Checker, Crew, Event, Visitor, wait_and_enter};
-use crate::harness::within;
+use crate::crew::{Checker, Crew, Event, Visitor, metric, operate, wait_and_enter};
+use crate::harness::{Redis, within};
 
 /// A room of this rate, and a second of it as burst.
 fn at(rate: u64) -> String {
@@ -227,4 +228,79 @@ async fn a_number_is_no_worse_at_the_other_gateway() {
     }
     assert!(shown.is_sorted_by(|before, after| before >= after), "{shown:?}");
     assert!(shown.len() > 20, "{shown:?}");
+}
+
+/// What a gateway shows of the gateways of its room.
+async fn known_to(operators: SocketAddr) -> Vec<Value> {
+    let room = operate(operators, Method::GET, "/v1/rooms/42", "").await.json();
+    room["gateways"].as_array().cloned().unwrap_or_default()
+}
+
+/// The settings in which others differ from the one that is asked.
+async fn disagreements(operators: SocketAddr) -> Vec<Value> {
+    let others = known_to(operators).await.into_iter().filter(|peer| peer["this"] == false);
+    others.map(|peer| peer["differs"].clone()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateways_know_of_each_other_and_whether_they_agree() {
+    let mut crew = Crew::of(STILL).await;
+    let (a, b) = (crew.gateway().await, crew.gateway().await);
+    within("both know both", async || {
+        known_to(a.operators).await.len() == 2 && known_to(b.operators).await.len() == 2
+    })
+    .await;
+    assert_eq!(disagreements(a.operators).await, [json!([])]);
+    let me = known_to(a.operators).await.into_iter().find(|peer| peer["this"] == true).unwrap();
+    assert_eq!(me["operators"], a.operators.to_string());
+    assert_eq!(me["version"], env!("CARGO_PKG_VERSION"));
+
+    crew.room += "grace = \"77s\"\n";
+    let mut other = crew.process(None).await;
+    let third = other.operators.to_string();
+    within("the third is named with what is other", async || {
+        let known = known_to(a.operators).await;
+        known.len() == 3
+            && known
+                .iter()
+                .any(|peer| peer["operators"] == third && peer["differs"] == json!(["times"]))
+    })
+    .await;
+    within("it is counted", async || {
+        let counted = async |name: &str| metric(b.operators, &format!("waitgate_room_{name}{{room=\"42\"}}")).await;
+        counted("gateways").await == 3.0 && counted("settings_differ").await == 1.0
+    })
+    .await;
+
+    // One that stops says so; one that is killed is forgotten.
+    b.stopped().await;
+    within("two are left", async || known_to(a.operators).await.len() == 2).await;
+    other.child.kill().await.unwrap();
+    let deadline = Clock::instant() + Duration::from_secs(20);
+    while known_to(a.operators).await.len() > 1 {
+        assert!(Clock::instant() < deadline, "it is forgotten");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// With the store lost, a room that opens then lets pass at its rate, whatever the number of its gateways.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_door_is_shared_by_the_gateways_seen_last() {
+    let mut crew = Crew::on(Redis::start_durable().await, "rate = \"10/s\"\non_store_loss = \"open\"\n").await;
+    let gateways = [crew.gateway().await, crew.gateway().await];
+    within("both know both", async || {
+        known_to(gateways[0].operators).await.len() == 2 && known_to(gateways[1].operators).await.len() == 2
+    })
+    .await;
+    crew.redis.kill().await;
+    let began = Clock::instant();
+    let mut inside = 0;
+    while began.elapsed() < Duration::from_secs(2) {
+        for gateway in &gateways {
+            inside += u32::from(Visitor::new(gateway.public).gets_in().await);
+            let allowed = 10.0 * began.elapsed().as_secs_f64() + 10.0 + 2.0;
+            assert!(f64::from(inside) <= allowed, "{inside} after {:?}", began.elapsed());
+        }
+    }
+    assert!(inside >= 15, "{inside} passed");
 }

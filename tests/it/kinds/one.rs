@@ -1,5 +1,7 @@
 //! One server: TLS, an ACL user that may do no more than it needs, and what is said when that is not so.
 
+use std::time::Duration;
+
 use waitgate::config;
 use waitgate::fault::StoreFault;
 use waitgate::store::News;
@@ -55,6 +57,8 @@ async fn a_user_with_just_the_documented_rules_can_do_everything_over_tls() {
         Settled::Confirmed
     );
     assert!(room.reservation("r1").await.unwrap().is_some());
+    // Nobody has to have a copy, but it is counted.
+    room.copied(&room.primary().unwrap(), 0, Duration::from_secs(1)).await.unwrap();
 
     server.cli(&["ACL", "SETUSER", "waitgate", "-evalsha"]).await;
     let refused = room.show().await;
@@ -85,7 +89,7 @@ async fn whom_we_do_not_know_gets_no_password() {
         let site = settings.store.site.unwrap();
         let store = waitgate::store::Store::open_site(&site, waitgate::clock::Clock::system(), options).unwrap();
         let up = async || {
-            tokio::time::timeout(std::time::Duration::from_secs(2), store.ups().wait_for(|up| *up))
+            tokio::time::timeout(Duration::from_secs(2), store.ups().wait_for(|up| *up))
                 .await
                 .is_ok()
         };
@@ -146,8 +150,8 @@ async fn a_replica_is_not_taken_for_a_primary() {
     let primary = Process::start(one, "", None).await;
     let replica = Process::start(other, &format!("replicaof 127.0.0.1 {one}\n"), None).await;
     let options = waitgate::store::StoreOptions {
-        call_timeout: std::time::Duration::from_secs(1),
-        connect_timeout: std::time::Duration::from_secs(1),
+        call_timeout: Duration::from_secs(1),
+        connect_timeout: Duration::from_secs(1),
     };
     let url = format!("redis://127.0.0.1:{other}");
     let store = waitgate::store::Store::open(&url, waitgate::clock::Clock::system(), options).unwrap();
@@ -172,8 +176,8 @@ async fn a_server_that_is_loading_is_waited_for() {
     let slow = "key-load-delay 100000\nloading-process-events-interval-bytes 1024\n";
     let mut server = Process::start(port, slow, None).await;
     let options = waitgate::store::StoreOptions {
-        call_timeout: std::time::Duration::from_secs(1),
-        connect_timeout: std::time::Duration::from_secs(1),
+        call_timeout: Duration::from_secs(1),
+        connect_timeout: Duration::from_secs(1),
     };
     let url = format!("redis://127.0.0.1:{port}");
     let store = waitgate::store::Store::open(&url, waitgate::clock::Clock::system(), options).unwrap();

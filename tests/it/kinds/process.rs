@@ -14,7 +14,7 @@ use crate::papers::Papers;
 
 /// What a gateway's user may do, as the README says it.
 pub const RULES: &str = "~{wg:* &{wg:* -@all +@read +@write +@pubsub +@connection -@dangerous +evalsha +script|load +time +role +info +config|get \
-                         +cluster|slots +cluster|info +asking";
+                         +cluster|slots +cluster|info +asking +wait";
 
 /// One `redis-server`.
 pub struct Process {

@@ -49,6 +49,7 @@ async fn call(room: &RoomStore, name: &str) -> Result<(), StoreFault> {
             )
             .await
             .map(drop),
+        "greet" => room.greet("me", "words").await.map(drop),
         "show" => room.show().await.map(drop),
         "measure" => room.measure().await.map(drop),
         other => panic!("no call of {other}"),
