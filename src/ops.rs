@@ -22,6 +22,7 @@
 //! Nothing here is on the path of a visitor's request.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::digest;
@@ -84,6 +85,8 @@ pub struct OpsRoom {
     pub store: RoomStore,
     /// Its terms: how long what is settled is remembered.
     pub terms: Terms,
+    /// How many replicas must have a sale before it is said to be done, and how long they have.
+    pub copies: (u64, Duration),
     /// Its gateways.
     pub peers: Arc<Peers>,
 }
@@ -348,8 +351,7 @@ impl Ops {
         if id.is_empty() || id.len() > MAX_RESERVATION {
             return Err(no_such_reservation(id));
         }
-        let settled = room.store.settle(&room.terms, id, verdict, None).await;
-        let settled = settled.map_err(undone)?;
+        let settled = settle(room, id, verdict).await.map_err(undone)?;
         tracing::info!(
             room = room.id,
             who = operation.who,
@@ -376,6 +378,21 @@ impl Ops {
             Settled::Missing => Err(no_such_reservation(id)),
         }
     }
+}
+
+/// Settles a reservation. That something is sold is said when replicas have it, too: a unit that somebody paid for is not sold again after a
+/// failover.
+async fn settle(room: &OpsRoom, id: &str, verdict: Verdict) -> Result<Settled, StoreFault> {
+    let (replicas, limit) = room.copies;
+    if replicas == 0 {
+        return room.store.settle(&room.terms, id, verdict, None).await;
+    }
+    let primary = room.store.primary()?;
+    let settled = room.store.settle(&room.terms, id, verdict, None).await?;
+    if matches!(settled, Settled::Confirmed | Settled::ConfirmedBefore | Settled::Retaken) {
+        room.store.copied(&primary, replicas, limit).await?;
+    }
+    Ok(settled)
 }
 
 fn not_ready() -> Problem {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dashmap::DashMap;
 use tokio::runtime::Handle;
@@ -66,6 +67,11 @@ impl Plan {
                 id: hall.room.id.clone(),
                 store: hall.room.store.clone(),
                 terms: terms(&hall.settings),
+                copies: hall
+                    .settings
+                    .claim
+                    .as_ref()
+                    .map_or((0, Duration::ZERO), |claim| (claim.replicas, claim.replicas_timeout)),
                 peers: Arc::clone(&hall.peers),
             })
             .collect()

@@ -1,4 +1,4 @@
-//! Whether replicas have what was written, for claims that must outlive their primary.
+//! Whether replicas have what was written, for claims and sales that must outlive their primary.
 //!
 //! `WAIT` holds its connection up, so it has one of its own, made when it is first needed. It counts what its own connection wrote, so a mark is
 //! written before it: replicas that have the mark have everything older. Callers who come while one is under way share the next, so that a replica

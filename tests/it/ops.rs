@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, WWW_AUTHENTICATE};
 use http::{Request, StatusCode};
@@ -87,6 +88,7 @@ impl Listener {
             id: id.to_owned(),
             store: world.store.room(id),
             terms: TERMS,
+            copies: (0, Duration::ZERO),
             peers: Arc::clone(&peers),
         });
         let draining = CancellationToken::new();

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use http::Method;
 use waitgate::fault::StoreFault;
 use waitgate::store::scripts::Gate;
 
 use super::open;
 use super::process::{Process, port};
-use crate::crew::{Crew, Visitor};
+use crate::crew::{Crew, Visitor, operate};
 use crate::harness::{stocked, within};
 use crate::scripts::claim::asked;
 
@@ -89,7 +90,7 @@ async fn a_claim_reaches_the_shop_only_when_a_replica_has_it() {
     let held = primary.cli(&["HGET", "{wg:42}:room", "held"]).await;
     assert_eq!(held.trim(), "1", "and one unit waits for it");
 
-    let _replica = replica_of(&primary).await;
+    let replica = replica_of(&primary).await;
     let last = std::sync::Mutex::new(None);
     within("it is answered", async || {
         let reply = buyer.claim("one").await;
@@ -100,8 +101,22 @@ async fn a_claim_reaches_the_shop_only_when_a_replica_has_it() {
     .await;
     let order = last.into_inner().unwrap().unwrap().text();
     let again = buyer.claim("one").await;
-    assert_eq!((again.status.as_u16(), again.text()), (201, order));
+    assert_eq!((again.status.as_u16(), again.text()), (201, order.clone()));
     assert_eq!(crew.shop.claims(), 1, "once");
     let held = primary.cli(&["HGET", "{wg:42}:room", "held"]).await;
     assert_eq!(held.trim(), "1");
+
+    // Nor is it said that it is sold, until a replica knows.
+    let id = order.strip_prefix("order of ").unwrap();
+    let confirm = format!("/v1/rooms/42/reservations/{id}/confirm");
+    let confirmed = async || operate(gateway.operators, Method::POST, &confirm, "").await;
+    replica.signal("STOP").await;
+    for _ in 0..2 {
+        let refused = confirmed().await;
+        assert_eq!(refused.gist(), (503, "store_unavailable".to_owned()), "{}", refused.text());
+        assert!(refused.text().contains("may be sent again"), "{}", refused.text());
+    }
+    replica.signal("CONT").await;
+    within("it is said", async || confirmed().await.json()["outcome"] == "confirmed_before").await;
+    assert_eq!(primary.cli(&["HGET", "{wg:42}:room", "sold"]).await.trim(), "1", "once");
 }
