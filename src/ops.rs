@@ -415,10 +415,13 @@ fn unread(fault: StoreFault) -> Problem {
 
 /// A fault of the store while changing something.
 fn undone(fault: StoreFault) -> Problem {
+    let few_copies = matches!(fault, StoreFault::Copies { .. });
     let fault = Fault::from(fault);
     tracing::warn!(%fault, "an operator's change failed");
     let mut problem = Problem::of(&fault).header(RETRY_AFTER, 1);
-    problem.detail = if fault.may_have_run() {
+    problem.detail = if few_copies {
+        "It was done, but too few replicas of the store have it yet, and a failover could lose it. The same request may be sent again."
+    } else if fault.may_have_run() {
         "The store did not answer in time: it may have been done, or not. The same request may be sent again."
     } else {
         "The store cannot be reached, or refuses: nothing was done. The same request may be sent again."

@@ -71,7 +71,7 @@ impl RoomStore {
             line.replicas = match self.count(&mut line.link, primary, replicas, limit).await {
                 Ok(counted) => counted,
                 Err(error) => {
-                    tracing::warn!(room = self.id(), %error, "copies of a claim cannot be counted");
+                    tracing::warn!(room = self.id(), %error, "copies cannot be counted");
                     line.link = None;
                     0
                 }

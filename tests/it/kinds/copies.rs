@@ -114,7 +114,7 @@ async fn a_claim_reaches_the_shop_only_when_a_replica_has_it() {
     for _ in 0..2 {
         let refused = confirmed().await;
         assert_eq!(refused.gist(), (503, "store_unavailable".to_owned()), "{}", refused.text());
-        assert!(refused.text().contains("may be sent again"), "{}", refused.text());
+        assert!(refused.text().contains("too few replicas"), "{}", refused.text());
     }
     replica.signal("CONT").await;
     within("it is said", async || confirmed().await.json()["outcome"] == "confirmed_before").await;
